@@ -1,0 +1,229 @@
+"""Models as functions of a flat parameter row, evaluated for many copies at once.
+
+``theta[copies, P]`` holds one model a row. ``Model.apply(theta, x)`` runs every copy on its own
+batch. Any ``torch.nn.Module`` works; the architectures of the papers have a batched forward
+pass of their own, tested equal to the module.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+Forward = Callable[[dict[str, Tensor], Tensor], Tensor]
+
+
+class Model:
+    """A module seen as ``f(theta, x)`` with flat parameters.
+
+    Parameters
+    ----------
+    module
+        Any module without buffers that change in the forward pass. Its own parameter values
+        are never used.
+    forward
+        Optional batched forward pass ``(views, x[copies, B, ...]) -> [copies, B, K]``, where
+        ``views[name]`` has shape ``[copies, *shape]``. Without it the module is mapped over
+        the copies by ``torch.func.vmap``.
+    initialise
+        Optional rule ``(name, shape, fan_in, rng) -> array`` for one parameter. The default is
+        PyTorch's own rule for dense and convolution layers, uniform in ±1/√fan_in.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        forward: Forward | None = None,
+        initialise: Callable[..., np.ndarray] | None = None,
+    ) -> None:
+        self.module = module.to("meta")
+        self.shapes = {name: p.shape for name, p in module.named_parameters()}
+        self.size = sum(shape.numel() for shape in self.shapes.values())
+        self._forward = forward
+        self._initialise = initialise or uniform_init
+
+    def init(self, rng: np.random.Generator, copies: int = 1) -> Tensor:
+        """Draw initial parameters, float64 ``[copies, P]``; all copies are equal."""
+        parts = []
+        fan_in = 1
+        for name, shape in self.shapes.items():
+            if len(shape) > 1:
+                fan_in = shape[1:].numel()
+            parts.append(np.asarray(self._initialise(name, shape, fan_in, rng)).ravel())
+        row = torch.from_numpy(np.concatenate(parts) if parts else np.zeros(0))
+        return row.expand(copies, -1).clone()
+
+    def views(self, theta: Tensor) -> dict[str, Tensor]:
+        """Split ``theta[copies, P]`` into named views ``[copies, *shape]`` of the same memory."""
+        out, start = {}, 0
+        for name, shape in self.shapes.items():
+            stop = start + shape.numel()
+            out[name] = theta[:, start:stop].unflatten(1, shape)
+            start = stop
+        return out
+
+    def apply(self, theta: Tensor | dict[str, Tensor], x: Tensor) -> Tensor:
+        """Run every copy on its batch.
+
+        Parameters
+        ----------
+        theta
+            ``[copies, P]``, or the named views of it.
+        x
+            ``[copies, B, ...]``.
+
+        Returns
+        -------
+        Tensor
+            ``[copies, B, K]``.
+        """
+        views = theta if isinstance(theta, dict) else self.views(theta)
+        if self._forward is not None:
+            return self._forward(views, x)
+        call = torch.func.functional_call
+        return torch.func.vmap(lambda p, batch: call(self.module, p, (batch,)))(views, x)
+
+
+def uniform_init(name: str, shape: torch.Size, fan_in: int, rng: np.random.Generator) -> np.ndarray:
+    """PyTorch's default for dense and convolution layers: uniform in ±1/√fan_in."""
+    bound = 1 / math.sqrt(fan_in)
+    return rng.uniform(-bound, bound, size=tuple(shape))
+
+
+def kaiming_init(last: str) -> Callable[..., np.ndarray]:
+    """Kaiming normal weights and zero biases, except for the layer called ``last``.
+
+    This is the initialisation of the participation paper's official code; the output layer
+    keeps PyTorch's default.
+    """
+
+    def rule(name: str, shape: torch.Size, fan_in: int, rng: np.random.Generator) -> np.ndarray:
+        if name.startswith(last):
+            return uniform_init(name, shape, fan_in, rng)
+        if name.endswith("bias"):
+            return np.zeros(tuple(shape))
+        return rng.normal(0.0, math.sqrt(2 / fan_in), size=tuple(shape))
+
+    return rule
+
+
+def _dense(views: dict[str, Tensor], layer: str, x: Tensor) -> Tensor:
+    """Apply ``x[copies, B, in] -> [copies, B, out]`` for every copy with one batched product."""
+    weight, bias = views[f"{layer}.weight"], views[f"{layer}.bias"]
+    return torch.baddbmm(bias.unsqueeze(1), x, weight.transpose(1, 2))
+
+
+def softmax(features: int, classes: int) -> Model:
+    """Softmax regression: one dense layer on flattened inputs, ``P = (features + 1) classes``."""
+    return mlp(features, classes)
+
+
+def mlp(*widths: int) -> Model:
+    """Fully connected ReLU network on flattened inputs: ``mlp(784, 50, 10)``."""
+    layers: list[nn.Module] = [nn.Flatten()]
+    for i, (a, b) in enumerate(zip(widths[:-1], widths[1:], strict=True)):
+        layers += [nn.ReLU()] * (i > 0) + [nn.Linear(a, b, device="meta")]
+    module = nn.Sequential(*layers)
+    names = [name for name, layer in module.named_children() if isinstance(layer, nn.Linear)]
+
+    def forward(views: dict[str, Tensor], x: Tensor) -> Tensor:
+        h = x.flatten(2)
+        for i, name in enumerate(names):
+            h = _dense(views, name, F.relu(h) if i else h)
+        return h
+
+    return Model(module, forward, kaiming_init(last=names[-1]))
+
+
+class _TwoConv(nn.Module):
+    """Two convolutions with max pooling, then a dense head: the shape of both papers' CNNs."""
+
+    def __init__(self, channels: tuple[int, int, int], side: int, hidden: tuple[int, ...]) -> None:
+        super().__init__()
+        a, b, c = channels
+        self.conv1 = nn.Conv2d(a, b, 5, padding=2, device="meta")
+        self.conv2 = nn.Conv2d(b, c, 5, padding=2, device="meta")
+        widths = (c * (side // 4) ** 2, *hidden)
+        self.fc = nn.ModuleList(
+            nn.Linear(i, o, device="meta") for i, o in zip(widths[:-1], widths[1:], strict=True)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.max_pool2d(F.relu(self.conv1(x)), 2)
+        h = F.max_pool2d(F.relu(self.conv2(h)), 2).flatten(1)
+        for layer in self.fc[:-1]:
+            h = F.relu(layer(h))
+        return self.fc[-1](h)
+
+
+def _convolve(views: dict[str, Tensor], layer: str, x: Tensor) -> Tensor:
+    """Convolve ``x[copies, B, C, H, W]``, one set of filters a copy, 5×5 with padding 2."""
+    weight, bias = views[f"{layer}.weight"], views[f"{layer}.bias"]
+    if x.device.type == "cpu":
+        out = [F.conv2d(xi, w, b, padding=2) for xi, w, b in zip(x, weight, bias, strict=True)]
+        return torch.stack(out)
+    copies, batch, _, height, width = x.shape
+    patches = F.unfold(x.flatten(0, 1), 5, padding=2).unflatten(0, (copies, batch))
+    out = torch.einsum("cok,cbkl->cbol", weight.flatten(2), patches) + bias[:, None, :, None]
+    return out.unflatten(-1, (height, width))
+
+
+def _cnn(channels: tuple[int, int, int], side: int, hidden: tuple[int, ...]) -> Model:
+    module = _TwoConv(channels, side, hidden)
+    last = len(hidden) - 1
+
+    def forward(views: dict[str, Tensor], x: Tensor) -> Tensor:
+        copies, batch = x.shape[:2]
+        h = x
+        for layer in ("conv1", "conv2"):
+            h = F.relu(_convolve(views, layer, h)).flatten(0, 1)
+            h = F.max_pool2d(h, 2).unflatten(0, (copies, batch))
+        h = h.flatten(2)
+        for i in range(last + 1):
+            h = _dense(views, f"fc.{i}", F.relu(h) if i else h)
+        return h
+
+    return Model(module, forward, kaiming_init(last=f"fc.{last}"))
+
+
+def fashion_cnn() -> Model:
+    """The participation paper's CNN for 1×28×28 images, 228,586 parameters (appendix D)."""
+    return _cnn((1, 32, 32), 28, (128, 10))
+
+
+def cifar_cnn() -> Model:
+    """The participation paper's CNN for 3×32×32 images, 2,218,314 parameters (appendix D)."""
+    return _cnn((3, 32, 64), 32, (512, 128, 10))
+
+
+def linear(features: int) -> Model:
+    """Linear prediction without bias, ``theta · x``, for least squares; starts at zero."""
+    module = nn.Linear(features, 1, bias=False, device="meta")
+
+    def forward(views: dict[str, Tensor], x: Tensor) -> Tensor:
+        return torch.bmm(x.flatten(2), views["weight"].transpose(1, 2))
+
+    return Model(module, forward, lambda name, shape, fan_in, rng: np.zeros(tuple(shape)))
+
+
+class _Location(nn.Module):
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.point = nn.Parameter(torch.empty(dim, device="meta"))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.point - x
+
+
+def location(dim: int) -> Model:
+    """The residual ``theta - z``: with half squares as loss, every client is a quadratic bowl."""
+
+    def forward(views: dict[str, Tensor], x: Tensor) -> Tensor:
+        return views["point"].unsqueeze(1) - x
+
+    return Model(_Location(dim), forward, lambda name, shape, fan_in, rng: np.zeros(tuple(shape)))

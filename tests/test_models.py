@@ -1,0 +1,180 @@
+"""Batched forward and backward passes equal one module a copy."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+from fedlib import models
+from fedlib.local import local_sgd
+from fedlib.rng import stream
+from fedlib.tasks import Batch, FederatedDataset, Task
+
+
+def _module_with(model, row):
+    module = copy.deepcopy(model.module).to_empty(device="cpu").double()
+    vector_to_parameters(row, module.parameters())
+    return module
+
+
+class _Plain(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(8, 5)
+        self.b = nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.b(torch.tanh(self.a(x)))
+
+
+CASES = {
+    "softmax": (lambda: models.softmax(16, 3), (1, 4, 4)),
+    "mlp": (lambda: models.mlp(16, 7, 6, 3), (1, 4, 4)),
+    "fashion_cnn": (models.fashion_cnn, (1, 28, 28)),
+    "cifar_cnn": (models.cifar_cnn, (3, 32, 32)),
+    "any module": (lambda: models.Model(_Plain()), (8,)),
+}
+
+
+def _task(name, samples=12):
+    build, shape = CASES[name]
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((samples, *shape)), rng.integers(0, 3, samples)
+    parts = np.array_split(np.arange(samples), 3)
+    return Task(build(), FederatedDataset.build(x, y, parts))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_batched_gradient_equals_autograd_on_each_copy(name):
+    task = _task(name)
+    theta = torch.cat([task.model.init(stream(s, "init")) for s in range(2)])
+    batch = Batch(torch.tensor([[0, 1, 2], [5, 3, 9]]))
+    gradients = task.grad(theta, batch)
+    for c in range(2):
+        module = _module_with(task.model, theta[c])
+        out = module(task.data.x[batch.rows[c]])
+        assert torch.allclose(task.model.apply(theta, task.features(batch)[0])[c], out, atol=1e-12)
+        nn.functional.cross_entropy(out, task.data.y[batch.rows[c]]).backward()
+        alone = parameters_to_vector([p.grad for p in module.parameters()])
+        assert torch.allclose(gradients[c], alone, atol=1e-12)
+
+
+def test_parameter_counts_of_the_paper():
+    assert models.fashion_cnn().size == 228_586
+    assert models.cifar_cnn().size == 2_218_314
+
+
+def test_initialisation_follows_the_official_code():
+    model = models.fashion_cnn()
+    views = model.views(model.init(stream(0, "init")))
+    assert views["conv2.weight"].std().item() == pytest.approx((2 / (32 * 25)) ** 0.5, rel=0.02)
+    assert views["fc.0.weight"].std().item() == pytest.approx((2 / 1568) ** 0.5, rel=0.02)
+    assert (views["conv1.bias"] == 0).all() and (views["fc.0.bias"] == 0).all()
+    assert views["fc.1.weight"].abs().max().item() <= 1 / 128**0.5
+    assert views["fc.1.bias"].abs().max().item() > 0
+
+
+def test_initialisation_depends_on_the_seed_alone():
+    task = _task("mlp")
+    assert torch.equal(task.init([3, 4])[1], task.init([4])[0])
+    assert not torch.equal(task.init([3])[0], task.init([4])[0])
+
+
+@pytest.mark.parametrize("name", ["softmax", "mlp", "any module", "fashion_cnn"])
+def test_local_sgd_batched_equals_one_copy_at_a_time(name):
+    task = _task(name)
+    theta = torch.cat([task.model.init(stream(s, "init")) for s in range(3)])
+    rows = torch.from_numpy(np.random.default_rng(1).integers(0, 12, (2, 3, 4)))
+    batches = [Batch(step) for step in rows]
+    rates = torch.tensor([0.1, 0.2, 0.3], dtype=torch.float64)
+    together = local_sgd(task, theta, batches, rates)
+    for c in range(3):
+        y = theta[c : c + 1].clone()
+        for batch in batches:
+            y = y - rates[c] * task.grad(y, Batch(batch.rows[c : c + 1]))
+        assert torch.allclose(together[c], y[0], atol=1e-13)
+    in_pieces = local_sgd(task, theta, batches, rates, copies=2)
+    assert torch.allclose(together, in_pieces, atol=1e-13)
+
+
+def test_l2_term_enters_loss_gradient_and_local_steps():
+    task = _task("softmax")
+    task.l2 = 0.3
+    theta = task.model.init(stream(0, "init"))
+    batch = Batch(torch.arange(6).view(1, 6))
+    leaf = theta.clone().requires_grad_()
+    (expected,) = torch.autograd.grad(task.loss(leaf, batch).sum(), leaf)
+    assert torch.allclose(task.grad(theta, batch), expected, atol=1e-13)
+    assert torch.allclose(local_sgd(task, theta, [batch], 0.1), theta - 0.1 * expected, atol=1e-13)
+
+
+def test_padded_full_batches_have_no_effect_from_padding():
+    task = _task("softmax", samples=11)
+    theta = task.model.init(stream(0, "init"))
+    together = task.grad(theta.expand(3, -1), task.data.full_batch())
+    for n, part in enumerate(task.data.parts):
+        alone = task.grad(theta, Batch(torch.from_numpy(part).view(1, -1)))
+        assert torch.allclose(together[n], alone[0], atol=1e-13)
+
+
+def test_evaluation_equals_a_direct_computation():
+    task = _task("mlp")
+    theta = torch.cat([task.model.init(stream(s, "init")) for s in range(2)])
+    task.chunk = 100
+    got = task.evaluate(theta)
+    for c in range(2):
+        out = _module_with(task.model, theta[c])(task.data.x)
+        loss = nn.functional.cross_entropy(out, task.data.y)
+        assert got["loss"][c].item() == pytest.approx(loss.item(), abs=1e-12)
+        right = (out.argmax(1) == task.data.y).double().mean()
+        assert got["accuracy"][c].item() == pytest.approx(right.item())
+
+
+def test_minibatches_walk_through_all_samples_and_drop_the_incomplete_last():
+    task = _task("softmax", samples=33)  # 11 samples a client, minibatches of 4: two a pass
+    clients = torch.tensor([[1, 1]])
+    cursor = np.zeros((1, 3), dtype=np.int64)
+    batches, cursor = task.data.next_batches([0], clients, cursor, 2, 4)
+    assert cursor.tolist() == [[0, 4, 0]]
+    first = torch.stack([b.rows[0] for b in batches]).flatten().tolist()
+    second = torch.stack([b.rows[1] for b in batches]).flatten().tolist()
+    own = set(task.data.parts[1].tolist())
+    for one_pass in (first, second):
+        assert len(set(one_pass)) == 8 and set(one_pass) <= own
+    assert first != second
+    again, _ = task.data.next_batches([0], clients, np.zeros((1, 3), dtype=np.int64), 2, 4)
+    assert torch.equal(again[0].rows, batches[0].rows)
+
+
+def test_augmentation_is_one_crop_and_flip_a_batch():
+    task = _task("cifar_cnn")
+    task.data.augment = True
+    batches, _ = task.data.next_batches(
+        [0], torch.tensor([[0, 2]]), np.zeros((1, 3), dtype=np.int64), 3, 2
+    )
+    x, _ = task.features(batches[0])
+    down, right, flip = batches[0].jitter[0].tolist()
+    plain = nn.functional.pad(task.data.x[batches[0].rows[0]], (4, 4, 4, 4))
+    plain = plain[..., down : down + 32, right : right + 32]
+    assert torch.equal(x[0], plain.flip(-1) if flip else plain)
+    assert len({tuple(b.jitter[i].tolist()) for b in batches for i in range(2)}) > 1
+
+
+def test_errors_say_what_came_and_what_was_expected():
+    from fedlib.errors import FedlibError
+
+    x, y = np.zeros((4, 2)), np.zeros(4, dtype=int)
+    with pytest.raises(FedlibError, match="two clients"):
+        FederatedDataset.build(x, y, [np.array([0, 1]), np.array([1, 2])])
+    with pytest.raises(FedlibError, match="no samples"):
+        FederatedDataset.build(x, y, [np.array([0]), np.array([], dtype=int)])
+    data = FederatedDataset.build(x, y, [np.array([0]), np.array([1, 2])])
+    with pytest.raises(FedlibError, match="fewer than a minibatch of 2"):
+        data.next_batches([0], torch.tensor([[0]]), np.zeros((1, 2), dtype=int), 1, 2)
+    with pytest.raises(FedlibError, match="cross_entropy"):
+        Task(models.softmax(2, 2), data, "cross-entropy")
+    with pytest.raises(FedlibError, match="no test split"):
+        Task(models.softmax(2, 2), data).evaluate(torch.zeros(1, 6), "test")

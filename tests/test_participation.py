@@ -1,0 +1,135 @@
+"""Participation processes against what the specification derives about them."""
+
+import numpy as np
+import pytest
+
+from fedlib import participation as pt
+from fedlib.errors import FedlibError
+
+ALL = {
+    "full": pt.Full(20),
+    "independent": pt.Independent(20, 4),
+    "regularized": pt.Regularized(20, 4),
+    "cyclic": pt.Cyclic(20),
+    "periodic": pt.Periodic(20, 2, groups=5, window=4),
+    "periodic-sampler": pt.PeriodicSampler(20, 2, groups=5, window=4),
+    "markov": pt.Markov(20, on=0.1, off=0.3),
+    "markov capped": pt.Markov(20, on=0.3, off=0.1, cap=5),
+    "drift": pt.Drift(20, 3),
+    "trace": pt.Trace(np.random.default_rng(0).dirichlet(np.ones(20), size=7)),
+}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_weights_are_a_distribution_and_a_function_of_seed_and_round(name):  # exact test 7
+    process = ALL[name]
+    q = process.weights(3, 0, 60)
+    assert q.min() >= 0 and np.allclose(q.sum(1), 1)
+    assert np.array_equal(process.weights(3, 41, 44), q[41:44])
+    rho2 = process.rho2(3, 60)
+    assert 1 / 20 <= rho2 + 1e-12 and rho2 <= 1
+    clients, weight = process.cohort([3, 4], 17)
+    dense = np.zeros(20)
+    np.add.at(dense, clients[0].numpy(), weight[0].numpy())
+    assert np.allclose(dense, q[17]) and clients.shape == weight.shape
+
+
+def test_rho2_of_distinct_equal_draws():  # exact test 7
+    for process, s in ((ALL["independent"], 4), (ALL["regularized"], 4), (ALL["drift"], 3)):
+        assert process.rho2(0, 100) == pytest.approx(1 / s)
+    assert ALL["full"].rho2(0, 10) == pytest.approx(1 / 20)
+
+
+def test_regularized_has_equal_interval_means():  # exact test 9
+    process = pt.Regularized(250, 10)
+    for P in (25, 50, 75):
+        assert np.abs(process.interval_means(1, P, 4) - 1 / 250).max() < 1e-15
+    assert process.factor(1, 10, 100) > 1
+
+
+@pytest.mark.parametrize("offset", [0, 1, 37, 99])
+def test_ideal_periodic_is_balanced_over_any_whole_cycle(offset):  # exact test 10
+    process = pt.Periodic(250, 10, groups=5, window=100, offset=offset)
+    for start in (0, 13, 250):
+        mean = process.weights(0, start, start + 500).mean(0)
+        assert np.abs(mean.reshape(5, 50).sum(1) - 1 / 5).max() < 1e-12
+    aligned = process.weights(0, 100 - offset, 600 - offset).mean(0)
+    assert np.abs(aligned - 1 / 250).max() < 1e-12
+
+
+def test_independent_participation_factor():  # exact test 11
+    process = pt.Independent(250, 10)
+    q = process.weights(0, 0, 4000)
+    for P, expected in ((1, 24.0), (25, 0.96), (500, 0.048)):
+        means = q.reshape(-1, P, 250).mean(1)
+        got = 250 * ((means - 1 / 250) ** 2).sum(1).mean()
+        assert got == pytest.approx(expected, rel=0.03 if P < 500 else 0.15)
+
+
+def test_two_state_chain_moments():  # exact test 12
+    a, b, rounds = 0.2, 0.1, 4000
+    process = pt.Markov(200, on=b, off=a)
+    on = process.weights(0, 0, rounds) > 0
+    pi = b / (a + b)
+    x = on - pi
+    assert on.mean() == pytest.approx(pi, rel=0.02)
+    for lag in (0, 1, 3, 8):
+        covariance = (x[: rounds - lag] * x[lag:]).mean()
+        assert covariance == pytest.approx(pi * (1 - pi) * (1 - a - b) ** lag, abs=0.004)
+    P = 200
+    means = x.reshape(-1, P, 200).mean(1)
+    long_run = pi * (1 - pi) * (2 - a - b) / (a + b)
+    assert P * means.var() == pytest.approx(long_run, rel=0.06)
+
+
+def test_markov_gives_everyone_the_same_expected_weight():
+    q = pt.Markov(10, on=0.05, off=0.3).weights(0, 0, 40_000)
+    assert np.abs(q.mean(0) - 0.1).max() < 0.01
+
+
+def test_drift_is_ergodic():
+    process = pt.Drift(50, 5)
+    factors = [process.factor(0, P, 20_000) for P in (1, 100, 2000)]
+    assert factors[0] > factors[1] > factors[2] and factors[2] < 0.02
+    assert np.array_equal(process.weights(0, 1023, 1026)[1:], process.weights(0, 1024, 1026))
+
+
+def test_official_sampler():
+    process = pt.PeriodicSampler(250, 10, groups=5, window=100)
+    q = process.weights(0, 0, 6000)
+    shift = process.shift(0)
+    for t in (0, 99 - shift, 100 - shift, 777):
+        group = (t + shift) // 100 % 5
+        assert q[t, 50 * group : 50 * group + 50].sum() == pytest.approx(1)
+    duplicates = (q > 0.15).any(1).mean()
+    assert 0.04 < duplicates < 0.07
+    draws = q[: 500 * 12].reshape(12, 500, 250).sum(1) * 10
+    assert draws.mean() == pytest.approx(20) and 0.4 < draws.std() < 0.75
+    assert draws.min() >= 17 and draws.max() <= 23
+
+
+def test_participation_factor_of_the_official_sampler():
+    """Averaged over offsets: no decay below a cycle, none left at a whole one, 900 below 100."""
+    offsets = range(5, 100, 10)
+    mean = {
+        P: np.mean(
+            [pt.PeriodicSampler(250, 10, offset=o).factor(0, P, 3600, 500) for o in offsets]
+        )
+        for P in (1, 100, 300, 500, 900)
+    }
+    assert mean[1] == pytest.approx(3.69, rel=0.01)
+    assert mean[100] == pytest.approx(1.6, rel=0.1) and mean[300] == pytest.approx(0.4, rel=0.15)
+    assert mean[500] < 0.001 and mean[500] < mean[900] < 0.03
+
+
+def test_errors():
+    with pytest.raises(FedlibError, match="between 1 and N=5"):
+        pt.Independent(5, 6)
+    with pytest.raises(FedlibError, match="multiple of S"):
+        pt.Regularized(10, 3)
+    with pytest.raises(FedlibError, match="groups"):
+        pt.Periodic(250, 60)
+    with pytest.raises(FedlibError, match="summing to one"):
+        pt.Trace(np.ones((3, 2)))
+    with pytest.raises(FedlibError, match=r"\(0, 1\]"):
+        pt.Markov(10, on=0.0)

@@ -1,0 +1,68 @@
+"""Partitioners: every sample once, the promised shape of heterogeneity, loud failure."""
+
+import numpy as np
+import pytest
+
+from fedlib import partition
+from fedlib.errors import FedlibError
+
+LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 600))
+
+
+@pytest.mark.parametrize("name", partition.PARTITIONERS)
+def test_every_sample_once_and_seeded(name):
+    split = partition.PARTITIONERS[name]
+    parts = split(LABELS, 50, 1)
+    assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(len(LABELS)))
+    assert all(np.all(np.diff(part) > 0) for part in parts)
+    again, other = split(LABELS, 50, 1), split(LABELS, 50, 2)
+    assert all(np.array_equal(a, b) for a, b in zip(parts, again, strict=True))
+    assert any(len(a) != len(b) or (a != b).any() for a, b in zip(parts, other, strict=True))
+
+
+def test_similarity_split_of_the_official_code():  # exact test 19
+    labels = np.random.default_rng(3).permutation(np.repeat(np.arange(10), 6000))
+    parts = partition.similarity(labels, 250, 0)
+    table = partition.summary(labels, parts)
+    assert (table["majority"].to_numpy() == np.arange(250) // 25).all()
+    overall = sum((labels[part] == n // 25).sum() for n, part in enumerate(parts)) / len(labels)
+    assert overall == pytest.approx(0.955, abs=0.003)
+    for c in range(10):
+        sizes = table["size"].to_numpy()[25 * c : 25 * c + 25]
+        assert sizes.max() - sizes.min() <= 3  # strays that land late upset the balance a little
+
+
+def test_dirichlet_uses_up_every_class_and_fails_loudly():
+    parts = partition.dirichlet(LABELS, 20, 0, alpha=0.3)
+    counts = partition.histogram(LABELS, parts)
+    assert (counts.sum(0) == 600).all()
+    spread = [
+        partition.summary(LABELS, partition.dirichlet(LABELS, 20, 0, alpha=a))["distance"].mean()
+        for a in (100.0, 1.0, 0.1)
+    ]
+    assert spread[0] < 0.1 < spread[1] < spread[2]
+    with pytest.raises(FedlibError, match="larger alpha"):
+        partition.dirichlet(LABELS, 500, 0, alpha=0.01)
+    with pytest.raises(FedlibError, match="alpha must be positive"):
+        partition.dirichlet(LABELS, 5, 0, alpha=0)
+
+
+def test_shards_give_few_classes():
+    counts = partition.histogram(LABELS, partition.shards(LABELS, 50, 0, shards_per_client=2))
+    assert (counts.sum(1) == 120).all() and ((counts > 0).sum(1) <= 2).all()
+    with pytest.raises(FedlibError, match="samples at least"):
+        partition.shards(LABELS, 4000, 0, shards_per_client=2)
+
+
+def test_iid_is_close_to_the_whole():
+    table = partition.summary(LABELS, partition.iid(LABELS, 10, 0))
+    assert table["size"].max() - table["size"].min() <= 1
+    assert table["distance"].max() < 0.1
+
+
+def test_wrong_numbers_of_clients():
+    for clients in (0, 10_000):
+        with pytest.raises(FedlibError, match="between 1 and 6000"):
+            partition.iid(LABELS, clients)
+    with pytest.raises(FedlibError, match="multiple of 10"):
+        partition.similarity(LABELS, 25)
