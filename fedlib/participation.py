@@ -62,7 +62,7 @@ class Participation:
             np.add.at(row, *self.draw(seed, t))
         return q
 
-    def interval_means(self, seed: int, P: int, intervals: int, start: int = 0) -> np.ndarray:  # noqa: N803
+    def interval_means(self, seed: int, P: int, intervals: int, start: int = 0) -> np.ndarray:
         """Return q-bar over consecutive intervals of ``P`` rounds, ``[intervals, N]``."""
         q = self.weights(seed, start, start + P * intervals)
         return q.reshape(intervals, P, self.N).mean(1)
@@ -71,7 +71,7 @@ class Participation:
         """Return the largest ``Σ_n q²`` over ``rounds`` rounds; 1/ρ² is the speed-up."""
         return float((self.weights(seed, start, start + rounds) ** 2).sum(1).max())
 
-    def factor(self, seed: int, P: int, rounds: int, start: int = 0) -> float:  # noqa: N803
+    def factor(self, seed: int, P: int, rounds: int, start: int = 0) -> float:
         """Return the mean of ``(Σ_n |q̄_n - 1/N|)²`` over the intervals of ``P`` rounds.
 
         Times d² this bounds δ̃²(P), the participation term of Theorem 3.1 (our sharper form of

@@ -80,9 +80,7 @@ def dirichlet(
     return parts
 
 
-def shards(
-    labels: np.ndarray, clients: int, seed: int = 0, shards_per_client: int = 2
-) -> Parts:
+def shards(labels: np.ndarray, clients: int, seed: int = 0, shards_per_client: int = 2) -> Parts:
     """Sort by label, cut into equal shards, and deal ``shards_per_client`` to each client."""
     labels = _check(labels, clients)
     pieces = clients * shards_per_client

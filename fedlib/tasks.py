@@ -168,7 +168,9 @@ class FederatedDataset:
 
     def full_batch(self, clients: Tensor | Sequence[int] | None = None) -> Batch:
         """Return every sample of each given client (default: all), padded with weight zero."""
-        chosen = np.arange(self.N) if clients is None else np.asarray(torch.as_tensor(clients).cpu())
+        chosen = (
+            np.arange(self.N) if clients is None else np.asarray(torch.as_tensor(clients).cpu())
+        )
         longest = int(self.sizes[chosen].max())
         rows = np.zeros((len(chosen), longest), dtype=np.int64)
         weight = np.zeros((len(chosen), longest))
@@ -219,7 +221,7 @@ class Task:
             raise unknown("loss", self.loss_name, LOSSES)
 
     @property
-    def N(self) -> int:  # noqa: N802 - the papers' symbol
+    def N(self) -> int:
         """Number of clients."""
         return self.data.N
 
@@ -298,7 +300,9 @@ class Task:
         """
         if split not in ("train", "test"):
             raise unknown("split", split, ["train", "test"])
-        x, y = (self.data.x, self.data.y) if split == "train" else (self.data.test_x, self.data.test_y)
+        x, y = (
+            (self.data.x, self.data.y) if split == "train" else (self.data.test_x, self.data.test_y)
+        )
         if x is None:
             raise FedlibError("This data set has no test split. Evaluate on 'train'.")
         if limit is not None and limit < len(x):
@@ -315,7 +319,11 @@ class Task:
                 sums[1] += (out.argmax(-1) == ys).double().sum(1)
         loss, right = (sums / len(x)).cpu()
         loss = loss + 0.5 * self.l2 * theta.double().square().sum(1).cpu()
-        return {"loss": loss, "accuracy": right} if self.loss_name == "cross_entropy" else {"loss": loss}
+        return (
+            {"loss": loss, "accuracy": right}
+            if self.loss_name == "cross_entropy"
+            else {"loss": loss}
+        )
 
 
 def _jitter(visits: list[tuple[int, int, int]], step: int) -> Tensor:

@@ -221,7 +221,13 @@ def test_simulate_matches_the_bare_loop_and_reports_divergence():
     assert torch.equal(history.state.x, path[-1])
     assert history.frame["round"].unique().tolist() == [0, 4, 6] and not history.diverged
     assert set(history.frame.columns) == {
-        "run", "seed", "round", "clock", "split", "metric", "value",
+        "run",
+        "seed",
+        "round",
+        "clock",
+        "split",
+        "metric",
+        "value",
     }
     wild = simulate(FedAvg(pt.Full(N), lr=1e3), regression(), 500, (0, 1), progress=False)
     assert set(wild.diverged) == {0, 1} and wild.state.t < 500

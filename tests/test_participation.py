@@ -112,9 +112,7 @@ def test_participation_factor_of_the_official_sampler():
     """Averaged over offsets: no decay below a cycle, none left at a whole one, 900 below 100."""
     offsets = range(5, 100, 10)
     mean = {
-        P: np.mean(
-            [pt.PeriodicSampler(250, 10, offset=o).factor(0, P, 3600, 500) for o in offsets]
-        )
+        P: np.mean([pt.PeriodicSampler(250, 10, offset=o).factor(0, P, 3600, 500) for o in offsets])
         for P in (1, 100, 300, 500, 900)
     }
     assert mean[1] == pytest.approx(3.69, rel=0.01)

@@ -1,0 +1,209 @@
+"""From a TOML experiment at a profile to a record with provenance."""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import hashlib
+import platform
+import shutil
+import subprocess
+import time
+import tomllib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+
+import fedlib
+from fedlib import results, studies
+from fedlib.errors import FedlibError, unknown
+from fedlib.paths import data_folder
+from fedlib.results import PROFILES, Record
+
+_SHARED = ("title", "profiles", "common")
+
+
+def papers() -> list[str]:
+    """Return the papers that have experiments."""
+    return sorted(path.stem for path in (data_folder() / "experiments").glob("*.toml"))
+
+
+@functools.cache
+def _table(paper: str) -> dict[str, Any]:
+    if paper not in papers():
+        raise unknown("paper", paper, papers())
+    return tomllib.loads((data_folder() / "experiments" / f"{paper}.toml").read_text())
+
+
+def names(paper: str) -> list[str]:
+    """Return the experiments of a paper, in the order of the file."""
+    return [name for name in _table(paper) if name not in _SHARED]
+
+
+def describe(paper: str) -> list[dict[str, str]]:
+    """Return one row an experiment: paper, experiment, where in the paper, title, profiles."""
+    rows = []
+    for name in names(paper):
+        entry = _table(paper)[name]
+        profiles = ", ".join(entry.get("only", PROFILES))
+        row = dict(paper=paper, experiment=name, where=entry["where"], title=entry["title"])
+        rows.append(row | dict(profiles=profiles))
+    return rows
+
+
+def settings(paper: str, experiment: str, profile: str) -> dict[str, Any]:
+    """Return the resolved settings of an experiment at a profile.
+
+    Raises
+    ------
+    FedlibError
+        For an unknown paper, experiment or profile, with the valid ones.
+    """
+    table = _table(paper)
+    if experiment not in names(paper):
+        raise unknown("experiment", experiment, names(paper))
+    entry = table[experiment]
+    valid = entry.get("only", PROFILES)
+    if profile not in valid:
+        raise unknown(f"profile of {experiment}", profile, valid)
+    own = {k: v for k, v in entry.items() if k not in (*PROFILES, "only")}
+    layers = (table["common"], own, table["profiles"][profile], entry.get(profile, {}))
+    return {k: v for layer in layers for k, v in layer.items()}
+
+
+def choose_device(device: str = "auto") -> str:
+    """Return ``"cuda"`` or ``"cpu"``.
+
+    Raises
+    ------
+    FedlibError
+        When CUDA is asked for and PyTorch sees none.
+    """
+    if device not in ("auto", "cpu", "cuda"):
+        raise unknown("device", device, ["auto", "cpu", "cuda"])
+    if device == "cuda" and not torch.cuda.is_available():
+        raise FedlibError(
+            "Device 'cuda' was asked for, but PyTorch sees no CUDA device here. "
+            "Use --device cpu, or install a CUDA build of PyTorch."
+        )
+    return device if device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def run(
+    paper: str,
+    experiment: str,
+    profile: str = "quick",
+    seeds: int | Sequence[int] | None = None,
+    device: str = "auto",
+    out: str | Path = "runs",
+    progress: bool = True,
+) -> Record:
+    """Run an experiment and store its record.
+
+    Parameters
+    ----------
+    paper, experiment, profile
+        See :func:`names` and :func:`settings`.
+    seeds
+        A number of seeds, or the seeds themselves; default is the profile's number.
+    device
+        ``"auto"``, ``"cpu"`` or ``"cuda"``.
+    out
+        Folder for the record. An interrupted run leaves its checkpoints there and goes on
+        from them when started again; the result is the same as without the interruption.
+    progress
+        Show progress bars.
+
+    Returns
+    -------
+    Record
+        As :func:`fedlib.results.load` would return it.
+    """
+    s = settings(paper, experiment, profile)
+    chosen = studies.run_seeds(s["seeds"] if seeds is None else seeds)
+    if not chosen:
+        raise FedlibError("At least one seed is needed; got none.")
+    place = choose_device(device)
+    source = results.source_hash(s["kind"])
+    mark = hashlib.sha256(repr((s, chosen, source, place)).encode()).hexdigest()[:12]
+    folder = Path(out) / paper / f".{experiment}.{profile}.{mark}"
+    began = time.perf_counter()
+    outcome = studies.KINDS[s["kind"]](studies.Job(s, chosen, place, folder, progress))
+    manifest = {
+        "paper": paper,
+        "experiment": experiment,
+        "profile": profile,
+        "settings": s,
+        "seeds": list(chosen),
+        "wall_seconds": round(time.perf_counter() - began, 1),
+        "device": _device_name(place),
+        "versions": _versions(),
+        "commit": _commit(),
+        "data": outcome.hashes,
+        "diverged": outcome.diverged,
+        "source": source,
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    }
+    results.save(Path(out), outcome.frame, manifest)
+    shutil.rmtree(folder, ignore_errors=True)
+    return results.load(paper, experiment, profile, out)
+
+
+def obtain(
+    paper: str,
+    experiment: str,
+    profile: str = "replay",
+    seeds: int | Sequence[int] | None = None,
+    device: str = "auto",
+    out: str | Path | None = None,
+) -> Record:
+    """Return a record: stored for ``replay``, freshly run for any other profile.
+
+    This is what the notebooks call; the command line calls :func:`run` as well.
+    """
+    if profile == "replay":
+        return results.load(paper, experiment, "largest", out)
+    return run(paper, experiment, profile, seeds, device, out or "runs")
+
+
+def check_parameters(given: Iterable[str], allowed: Iterable[str]) -> None:
+    """Refuse notebook parameters that do not exist.
+
+    Raises
+    ------
+    FedlibError
+        Naming the parameter and the valid ones.
+    """
+    allowed = list(allowed)
+    for name in given:
+        if name not in allowed:
+            raise unknown("parameter", name, allowed)
+
+
+def _versions() -> dict[str, str]:
+    return {
+        "fedlib": fedlib.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+    }
+
+
+def _device_name(device: str) -> str:
+    if device == "cuda":
+        return torch.cuda.get_device_name()
+    return f"CPU ({platform.machine()}, {torch.get_num_threads()} threads)"
+
+
+def _commit() -> str:
+    """Return the checkout's commit, with ``+`` when there are changes, or ``unknown``."""
+    git = ["git", "-C", str(Path(__file__).parent)]
+    try:
+        head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True)
+        dirty = subprocess.run([*git, "status", "--porcelain", "."], capture_output=True, text=True)
+    except OSError:
+        return "unknown"
+    return (head.stdout.strip() + "+" * bool(dirty.stdout.strip())) or "unknown"

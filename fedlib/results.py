@@ -1,0 +1,191 @@
+"""Records: tidy rows with a manifest that says how they came about."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import functools
+import gzip
+import hashlib
+import io
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from fedlib.errors import FedlibError
+from fedlib.paths import data_folder
+
+PROFILES = ("smoke", "quick", "paper")
+
+
+class MissingRecord(FedlibError):
+    """No stored record for an experiment; the message says how to make one."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """A stored result.
+
+    Attributes
+    ----------
+    frame
+        Tidy rows: run, seed, round (or the studied quantity), split, metric, value.
+    manifest
+        Settings, seeds, wall time, device, versions, commit, hashes, date.
+    path
+        The ``.csv.gz`` file.
+    """
+
+    frame: pd.DataFrame
+    manifest: dict[str, Any]
+    path: Path
+
+    @property
+    def stale(self) -> bool:
+        """True when the code that computes has changed since, or the settings have."""
+        from fedlib import experiments
+
+        m = self.manifest
+        try:
+            now = experiments.settings(m["paper"], m["experiment"], m["profile"])
+        except FedlibError:
+            return True
+        return m["source"] != source_hash(now["kind"]) or m["settings"] != json.loads(
+            json.dumps(now)
+        )
+
+    def provenance(self) -> str:
+        """Return one line for readers: profile, data, seeds, device, date, commit, staleness."""
+        m = self.manifest
+        data = "the substitute digits" if m["settings"].get("dataset") == "digits" else None
+        data = data or m["settings"].get("dataset")
+        shown = f" on {data}" if m["data"] else ""
+        stale = " **Stale**: the code or settings have changed since." if self.stale else ""
+        return (
+            f"{m['experiment']}, profile {m['profile']}{shown}, {len(m['seeds'])} seeds, "
+            f"{m['device']}, {m['date'][:10]}, commit {m['commit'][:9]}.{stale}"
+        )
+
+
+def folder(out: str | Path | None = None) -> Path:
+    """Return the folder that holds records; default is the one that ships with fedlib."""
+    return data_folder() / "results" if out is None else Path(out)
+
+
+def save(record_folder: Path, frame: pd.DataFrame, manifest: dict[str, Any]) -> list[Path]:
+    """Write rows and manifest, each moved into place in one step. Returns both paths."""
+    target = record_folder / manifest["paper"]
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FedlibError(f"Cannot write to {target}: {error.strerror}. Choose --out.") from error
+    stem = f"{manifest['experiment']}.{manifest['profile']}"
+    text = io.BytesIO()
+    with gzip.GzipFile(fileobj=text, mode="wb", mtime=0) as packed:
+        packed.write(frame.to_csv(index=False, float_format="%.7g").encode())
+    pages = json.dumps(manifest, indent=1, sort_keys=True) + "\n"
+    written = []
+    for name, content in ((f"{stem}.csv.gz", text.getvalue()), (f"{stem}.json", pages.encode())):
+        part = target / (name + ".part")
+        part.write_bytes(content)
+        os.replace(part, target / name)
+        written.append(target / name)
+    return written
+
+
+def load(
+    paper: str, experiment: str, profile: str = "largest", out: str | Path | None = None
+) -> Record:
+    """Read a record.
+
+    Parameters
+    ----------
+    profile
+        ``"smoke"``, ``"quick"``, ``"paper"``, or ``"largest"`` for the largest one stored.
+    out
+        Folder of records; default is the one that ships with fedlib.
+
+    Raises
+    ------
+    MissingRecord
+        With the command that produces it.
+    """
+    wanted = reversed(PROFILES) if profile in ("largest", "replay") else (profile,)
+    for name in wanted:
+        path = folder(out) / paper / f"{experiment}.{name}.csv.gz"
+        page = path.with_name(f"{experiment}.{name}.json")
+        if path.exists() and page.exists():
+            return Record(pd.read_csv(path), json.loads(page.read_text()), path)
+    make = "quick" if profile in ("largest", "replay") else profile
+    raise MissingRecord(
+        f"There is no stored record of {paper} {experiment}. To make one:\n"
+        f"  fedlib run {paper} {experiment} --profile {make} --out data/results"
+    )
+
+
+def stored(out: str | Path | None = None) -> list[Record]:
+    """Return every stored record, in the order of their paths."""
+    pages = sorted(folder(out).glob("*/*.json"))
+    return [load(p.parent.name, *p.stem.rsplit(".", 1), out=out) for p in pages]
+
+
+def source_hash(kind: str) -> str:
+    """Return a hash of the code behind one kind of experiment, blind to comments and docstrings.
+
+    It covers the function of :mod:`fedlib.studies` that carries the kind out, and every
+    top-level definition of fedlib reachable from it, but for the loading of data, which the
+    data hashes of a record cover. New code beside it leaves the hash as it is.
+    """
+    seen: dict[tuple[str, str], str] = {}
+    todo = [("studies", kind)]
+    while todo:
+        module, name = todo.pop()
+        definitions, imported = _definitions(module)
+        if (module, name) in seen or name not in definitions:
+            continue
+        node = definitions[name]
+        seen[module, name] = ast.dump(_without_docstrings(node))
+        for child in ast.walk(node):
+            if isinstance(child, ast.Name):
+                todo.append(imported.get(child.id, (module, child.id)))
+            elif isinstance(child, ast.Attribute) and isinstance(child.value, ast.Name):
+                todo.append((imported.get(child.value.id, ("", ""))[0], child.attr))
+    text = "\n".join(f"{key}: {seen[key]}" for key in sorted(seen))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@functools.cache
+def _definitions(module: str) -> tuple[dict[str, ast.AST], dict[str, tuple[str, str]]]:
+    """Return a module's top-level definitions, and where its imported fedlib names live."""
+    path = Path(__file__).parent / (module.replace(".", "/") + ".py")
+    if module in ("", "errors", "paths", "datasets") or not path.exists():
+        return {}, {}
+    definitions: dict[str, ast.AST] = {}
+    imported: dict[str, tuple[str, str]] = {}
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            definitions[node.name] = node
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            definitions |= {t.id: node for t in targets if isinstance(t, ast.Name)}
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("fedlib"):
+            home = node.module.removeprefix("fedlib").removeprefix(".")
+            for alias in node.names:
+                imported[alias.asname or alias.name] = (
+                    (home, alias.name) if home else (alias.name, "")
+                )
+    return definitions, imported
+
+
+def _without_docstrings(tree: ast.AST) -> ast.AST:
+    tree = copy.deepcopy(tree)
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list) and body and isinstance(body[0], ast.Expr):
+            if isinstance(body[0].value, ast.Constant) and isinstance(body[0].value.value, str):
+                del body[0]
+    return tree

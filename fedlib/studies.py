@@ -1,0 +1,313 @@
+"""What an experiment does once its settings are known: settings in, tidy rows out.
+
+Everything that can change a number lives here or in the modules imported here; a record keeps
+the hash of exactly this code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from tqdm.auto import tqdm
+
+from fedlib import datasets, models, partition, theory
+from fedlib.algorithms.participation import ALGORITHMS, FedAvg, GeneralizedFedAvg
+from fedlib.errors import unknown
+from fedlib.participation import PROCESSES, Cyclic, Full, Independent, Participation
+from fedlib.rng import stream
+from fedlib.simulate import simulate
+from fedlib.tasks import FederatedDataset, Task, toy_task
+
+Settings = dict[str, Any]
+
+MODELS = {
+    "softmax": models.softmax,
+    "mlp": models.mlp,
+    "fashion_cnn": models.fashion_cnn,
+    "cifar_cnn": models.cifar_cnn,
+}
+
+
+@dataclass(frozen=True)
+class Job:
+    """One experiment to be carried out.
+
+    Attributes
+    ----------
+    settings
+        Resolved settings, as stored in the manifest.
+    seeds
+        One run a seed.
+    device
+        Where tensors live.
+    folder
+        Where unfinished work is kept, or None.
+    progress
+        Show progress bars.
+    """
+
+    settings: Settings
+    seeds: tuple[int, ...]
+    device: str = "cpu"
+    folder: Path | None = None
+    progress: bool = True
+
+
+@dataclass
+class Outcome:
+    """Tidy rows, diverged seeds by run with their round, and hashes of the data used."""
+
+    frame: pd.DataFrame
+    diverged: dict[str, dict[int, int]]
+    hashes: dict[str, str]
+
+
+def build_model(name: str, *sizes: int) -> models.Model:
+    """Return the model called ``name`` in :mod:`fedlib.models`."""
+    if name not in MODELS:
+        raise unknown("model", name, MODELS)
+    return MODELS[name](*sizes)
+
+
+def build_task(s: Settings, seed: int, device: str = "cpu") -> tuple[Task, dict[str, str]]:
+    """Load the data, split it over the clients and attach the model.
+
+    ``pool`` averages square blocks of pixels, which makes images small enough for a laptop.
+    """
+    held = datasets.load(s["dataset"], progress=False)
+    if s["partition"] not in partition.PARTITIONERS:
+        raise unknown("partitioner", s["partition"], partition.PARTITIONERS)
+    parts = partition.PARTITIONERS[s["partition"]](held.train_y, s["clients"], seed)
+    train_x, test_x = (_pooled(x, s.get("pool", 1)) for x in (held.train_x, held.test_x))
+    data = FederatedDataset.build(
+        train_x, held.train_y, parts, test_x, held.test_y, device, s.get("augment", False)
+    )
+    return Task(build_model(*s["model"]), data), dict(held.hashes)
+
+
+def _pooled(x: np.ndarray, size: int) -> torch.Tensor:
+    return (
+        torch.nn.functional.avg_pool2d(torch.from_numpy(x), size)
+        if size > 1
+        else torch.from_numpy(x)
+    )
+
+
+def build_process(s: Settings) -> Participation:
+    """Return the participation process, with its window compressed in time."""
+    name, N, S = s["process"], s["clients"], s["cohort"]
+    if name not in PROCESSES:
+        raise unknown("participation process", name, PROCESSES)
+    if name in ("periodic", "periodic-sampler"):
+        return PROCESSES[name](N, S, window=s["window"] // s["compression"])
+    if name == "drift":
+        return PROCESSES[name](N, S, s["speed"])
+    if name == "markov":
+        return PROCESSES[name](N, s["on"], s["off"], s.get("cap"))
+    return PROCESSES[name](N, S) if name in ("independent", "regularized") else PROCESSES[name](N)
+
+
+def build_algorithm(s: Settings) -> GeneralizedFedAvg:
+    """Return the algorithm of one run, its rate and interval compressed in time."""
+    if s["algorithm"] not in ALGORITHMS:
+        raise unknown("algorithm", s["algorithm"], ALGORITHMS)
+    k = s["compression"]
+    return ALGORITHMS[s["algorithm"]](
+        build_process(s),
+        lr=s["lr"] * (k if s.get("compress_lr", True) else 1),
+        amplify=s.get("amplify", 1.0),
+        interval=max(1, s.get("interval", 1) // k),
+        local_steps=s["local_steps"],
+        batch_size=None if s["algorithm"] == "wait-full" else s["batch_size"],
+    )
+
+
+def training(job: Job) -> Outcome:
+    """Train every run of an experiment, all seeds side by side, after a common warm-up.
+
+    The split of the data is drawn once, with the first seed; models, minibatches and
+    participation differ between seeds. Finished runs are kept, so an interrupted experiment
+    goes on where it stopped.
+    """
+    s = job.settings
+    task, hashes = build_task(s, job.seeds[0], job.device)
+    rounds = s["rounds"] // s["compression"]
+    starts: dict[Participation, torch.Tensor] = {}
+    frames, diverged = [], {}
+    for run in s["runs"]:
+        each = {**s, **run}
+        algorithm = build_algorithm(each)
+        process = algorithm.participation
+        if process not in starts:
+            starts[process] = warm_up(job, task, process)
+        history = simulate(
+            algorithm,
+            task,
+            rounds,
+            job.seeds,
+            state=algorithm.init(task, job.seeds, starts[process], s["warmup_rounds"]),
+            evaluate_every=s["evaluate_every"],
+            splits=("train", "test"),
+            limit=s["evaluate_on"],
+            name=run["run"],
+            progress=job.progress,
+            checkpoint=_file(job, run["run"]),
+            checkpoint_every=500,
+        )
+        frames.append(history.frame.assign(round=lambda f: f["round"] - s["warmup_rounds"]))
+        diverged |= {run["run"]: history.diverged} if history.diverged else {}
+    return Outcome(pd.concat(frames, ignore_index=True), diverged, hashes)
+
+
+def _file(job: Job, name: str) -> Path | None:
+    safe = "".join(c if c.isalnum() else "_" for c in name)
+    return None if job.folder is None else job.folder / f"{safe}.pt"
+
+
+def warm_up(job: Job, task: Task, process: Participation) -> torch.Tensor:
+    """Return models ``[R, P]`` after the warm-up: FedAvg at a larger rate, same availability."""
+    s = job.settings
+    fedavg = FedAvg(process, s["warmup_lr"], 1.0, 1, s["local_steps"], s["batch_size"])
+    history = simulate(
+        fedavg, task, s["warmup_rounds"], job.seeds,
+        evaluate=lambda state, task: {}, name="warm-up", progress=job.progress,
+    )  # fmt: skip
+    return history.state.x
+
+
+def toy(job: Job) -> Outcome:
+    """Run the three-client toy with exact gradients; there is nothing random in it."""
+    s, task, frames = job.settings, toy_task(), []
+    optimum = task.data.x.mean(0)
+    start = torch.tensor([[1.0, 2.0]], dtype=torch.float64)
+
+    def position(state: Any, task: Task) -> dict:
+        away = (state.x - optimum).norm(dim=1)
+        return {
+            ("toy", "x1"): state.x[:, 0],
+            ("toy", "x2"): state.x[:, 1],
+            ("toy", "distance"): away,
+        }
+
+    for run in s["runs"]:
+        algorithm = GeneralizedFedAvg(Cyclic(3), run["lr"], run["amplify"], run["interval"])
+        history = simulate(
+            algorithm, task, s["toy_rounds"], (0,), state=algorithm.init(task, (0,), start),
+            evaluate=position, name=run["run"], progress=False,
+        )  # fmt: skip
+        frames.append(history.frame)
+    return Outcome(pd.concat(frames, ignore_index=True), {}, {})
+
+
+def factor(job: Job) -> Outcome:
+    """Measure the participation factor ``(Σ_n|q̄_n - 1/N|)²`` for processes and intervals."""
+    s, rows = job.settings, []
+    for run in tqdm(s["runs"], desc="participation", disable=not job.progress):
+        process = build_process({**s, **run})
+        for seed in job.seeds:
+            q = process.weights(seed, s["warmup_rounds"], s["warmup_rounds"] + s["rounds"])
+            for P in s["intervals"]:
+                means = _means(q, P)
+                spread = np.abs(means - 1 / process.N)
+                row = dict(run=run["run"], seed=seed, interval=P, split="participation")
+                rows.append(row | dict(metric="factor", value=(spread.sum(1) ** 2).mean()))
+                squares = process.N * (spread**2).sum(1)
+                rows.append(row | dict(metric="squares", value=squares.mean()))
+    return Outcome(pd.DataFrame(rows), {}, {})
+
+
+def _means(q: np.ndarray, P: int) -> np.ndarray:
+    whole = len(q) // P
+    return q[: whole * P].reshape(whole, P, -1).mean(1)
+
+
+def heterogeneity(job: Job) -> Outcome:
+    """Measure d², β², ν² and δ²(P) of real clients at a warmed-up model.
+
+    All of them come from one Gram matrix of centred client gradients.
+    """
+    s, rows = job.settings, []
+    task, hashes = build_task(s, job.seeds[0], job.device)
+    start = warm_up(job, task, build_process(s))
+    for r, seed in enumerate(job.seeds):
+        gradients = task.client_gradients(start[r]).double().cpu()
+        K = theory.gram(gradients)
+        norms = np.diagonal(np.asarray(K))
+        for run in s["runs"]:
+            process = build_process({**s, **run})
+            q = process.weights(seed, s["warmup_rounds"], s["warmup_rounds"] + s["rounds"])
+            beta2, nu2 = np.asarray(theory.beta2(K, q)), np.asarray(theory.nu2(K, q))
+            centred = (gradients - gradients.mean(0)).numpy()
+            direct = np.stack([(row[:, None] * centred).sum(0) for row in q[:50]])
+            spread = np.stack(
+                [((centred - d) ** 2).sum(1) @ row for d, row in zip(direct, q, strict=False)]
+            )
+            gap = np.abs((direct**2).sum(1) + spread - q[:50] @ norms) / norms.max()
+            row = dict(run=run["run"], seed=seed, interval=1, split="train")
+            rows += [
+                row | dict(metric="d2", value=norms.max()),
+                row | dict(metric="beta2", value=beta2.max()),
+                row | dict(metric="nu2", value=nu2.max()),
+                row | dict(metric="identity gap", value=gap.max()),
+            ]
+            for P in s["intervals"]:
+                delta2 = np.asarray(theory.delta2(K, _means(q, P)))
+                rows.append(row | dict(interval=P, metric="delta2", value=delta2.mean()))
+                rows.append(row | dict(interval=P, metric="delta2 max", value=delta2.max()))
+    return Outcome(pd.DataFrame(rows), {}, hashes)
+
+
+def speedup(job: Job) -> Outcome:
+    """Measure the stationary error of FedAvg against the number of clients a round.
+
+    All clients hold the same Gaussian samples, so that only gradient noise is left: the mean
+    of the samples is estimated from single draws, and ``E‖x - x*‖²`` is averaged over the second
+    half of the rounds.
+    """
+    s, rows = job.settings, []
+    clients = s["clients"]
+    samples = np.tile(stream(0, "speedup").standard_normal((16, 2)), (clients, 1))
+    parts = list(np.arange(16 * clients).reshape(clients, 16))
+    task = Task(models.location(2), FederatedDataset.build(samples, None, parts), "half_square")
+    optimum = task.data.x.mean(0)
+    for cohort in tqdm(s["cohorts"], desc="speed-up", disable=not job.progress):
+        process = Full(clients) if cohort == clients else Independent(clients, cohort)
+        squares: list[torch.Tensor] = []
+        simulate(
+            FedAvg(process, s["lr"], local_steps=1, batch_size=1), task, s["rounds"], job.seeds,
+            evaluate=lambda state, task: {}, progress=False,
+            callbacks=[lambda state, _, kept=squares: kept.append((state.x - optimum).square().sum(1))],
+        )  # fmt: skip
+        error = torch.stack(squares)[s["rounds"] // 2 :].mean(0)
+        rows += [
+            dict(
+                run="fedavg",
+                seed=seed,
+                cohort=cohort,
+                split="train",
+                metric="error",
+                value=float(e),
+            )
+            for seed, e in zip(job.seeds, error, strict=True)
+        ]
+    return Outcome(pd.DataFrame(rows), {}, {})
+
+
+KINDS: dict[str, Callable[[Job], Outcome]] = {
+    "training": training,
+    "toy": toy,
+    "factor": factor,
+    "heterogeneity": heterogeneity,
+    "speedup": speedup,
+}
+
+
+def run_seeds(count: int | Sequence[int]) -> tuple[int, ...]:
+    """Return seeds ``1..count``, or the given seeds."""
+    return tuple(range(1, count + 1)) if isinstance(count, int) else tuple(int(c) for c in count)

@@ -1,0 +1,195 @@
+"""The widget without a kernel: all its data, safe HTML, names for every control."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+from fedlib.errors import FedlibError
+from fedlib.interactive import Explorer, Frame
+
+RATES, KINDS = [0.1, 0.2, 0.5], ["calm", "</script><b>wild"]
+
+
+def frame(rate: float, kind: str) -> Frame:
+    turn = np.arange(7.0)
+    path = np.stack([turn, np.cos(rate * turn) + len(kind)], axis=1)
+    path[3, 1] = np.nan
+    strip = np.arange(12).reshape(3, 4) % (2 + len(kind))
+    return Frame(
+        lines={"amplified": path},
+        points={"optimum": [[1 + rate, 2.0]]},
+        strip=strip,
+        cuts=[2],
+        readouts={"value": rate / 3, "kind": kind},
+    )
+
+
+def explorer(title: str = "A & B", **options) -> Explorer:
+    return Explorer(title, {"rate γ": RATES, "kind": KINDS}, frame, **options)
+
+
+class Page(HTMLParser):
+    """All elements, and the text of the scripts."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.elements, self.scripts = [], []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_data(self, data):
+        if self.elements and self.elements[-1][0] == "script":
+            self.scripts.append(data)
+
+    def every(self, tag: str) -> list[dict]:
+        return [attrs for name, attrs in self.elements if name == tag]
+
+
+@pytest.fixture(scope="module")
+def page() -> Page:
+    return Page(explorer()._repr_html_())
+
+
+def test_every_frame_is_in_the_page_rounded(page):
+    data = json.loads(page.scripts[0])
+    assert data["n"] == [3, 2]
+    for k, (rate, kind) in enumerate((r, k) for r in RATES for k in KINDS):
+        (line, point), strip, cuts, texts = data["f"][k]
+        want = frame(rate, kind)
+        got = np.array([np.nan if v is None else v for v in data["v"][line]]).reshape(-1, 2)
+        np.testing.assert_allclose(got, want.lines["amplified"].round(3), atol=6e-4)
+        np.testing.assert_allclose(data["v"][point], [1 + rate, 2])
+        top = max(np.max(frame(r, k).strip) for r in RATES for k in KINDS)
+        assert data["v"][strip] == [
+            "".join(str(int(np.ceil(9 * v / top))) for v in row) for row in want.strip
+        ]
+        assert data["v"][cuts] == [2]
+        assert texts == [f"{rate / 3:.3g}", kind]
+
+
+def test_equal_arrays_are_stored_once(page):
+    data = json.loads(page.scripts[0])
+    assert len({f[1] for f in data["f"]}) == len(KINDS)
+
+
+def test_text_cannot_leave_the_script(page):
+    html = explorer()._repr_html_()
+    assert html.count("</script>") == len(page.scripts) == 2
+    assert "<b>" not in html
+    assert KINDS[1] in json.loads(page.scripts[0])["t"][1]
+
+
+def test_ids_follow_the_data():
+    a, b = explorer(), explorer("Another title")
+    assert a._repr_html_() == explorer()._repr_html_()
+    ids = [
+        attrs["id"] for x in (a, b) for _, attrs in Page(x._repr_html_()).elements if "id" in attrs
+    ]
+    assert len(ids) == len(set(ids)) == 8
+
+
+def test_controls_have_names_and_changes_are_announced(page):
+    ids = {a["id"] for a in page.every("input") + page.every("select")}
+    assert {a["for"] for a in page.every("label")} == ids
+    assert len(ids) == 2
+    assert [a["type"] for a in page.every("input")] == ["range"]
+    status = [a for a in page.every("div") if a.get("role") == "status"]
+    assert status[0]["aria-live"] == "polite"
+    pictures = [a for a in page.every("svg") if a.get("role") == "img"]
+    assert pictures[0]["aria-label"].startswith("A & B")
+
+
+def test_first_state_needs_no_script(page):
+    first = explorer().drawing(*explorer().start)
+    drawn = [a["d"] for a in page.every("path") if a.get("class") in ("fedx-l", "fedx-m")]
+    assert first[0].count("M") == 2  # broken at the NaN
+    assert set(first[:4]) - {""} <= set(drawn)
+    assert "rate γ = 0.1, kind = calm" in repr(explorer())
+
+
+def test_figure_without_data_is_small():
+    single = Explorer(
+        "t", {"a": [1, 2, 3]}, lambda a: Frame(lines={"amplified": [[0, 0], [1, a]]}), xlabel="x"
+    )
+    assert len(single._repr_html_().encode()) < 6500
+
+
+def test_logarithmic_axes_place_decades_evenly():
+    figure = Explorer(
+        "t",
+        {"a": [1]},
+        lambda a: Frame(lines={"x": [[1, 1], [10, 0.1], [100, 0.01], [0, 1]]}),
+        xlog=True,
+        ylog=True,
+    )
+    xy = np.array(re.findall(r"[ML](\S+) ([\d.]+)", figure.drawing(1)[0]), float)
+    np.testing.assert_allclose(np.diff(xy, 2, axis=0), 0, atol=0.11)
+    assert len(xy) == 3  # zero has no place on a logarithmic axis
+
+
+def test_equal_scale():
+    figure = Explorer("t", {"a": [1]}, lambda a: Frame(lines={"x": [[0, 0], [3, 1]]}), equal=True)
+    assert figure._x[1] == pytest.approx(-figure._y[1])
+
+
+def test_errors_say_what_is_missing():
+    with pytest.raises(FedlibError, match="1 of 2 frames are missing"):
+        Explorer("t", {"a": [1, 2]}, {(1,): Frame()})
+    with pytest.raises(FedlibError, match="no combination"):
+        explorer(start=(0.3, "calm"))
+    with pytest.raises(FedlibError, match="has no values"):
+        Explorer("t", {"a": []}, {})
+    with pytest.raises(FedlibError, match="same readouts"):
+        Explorer("t", {"a": [1, 2]}, lambda a: Frame(readouts={str(a): a}))
+
+
+@pytest.mark.skipif(not shutil.which("node"), reason="needs node")
+def test_script_parses(page, tmp_path):
+    file = tmp_path / "script.js"
+    file.write_text(page.scripts[1])
+    subprocess.run(["node", "--check", str(file)], check=True)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("chromium"), reason="needs chromium")
+def test_browser_draws_what_python_draws(tmp_path):
+    figure = explorer()
+    move = """<script>
+    const [a, b] = document.querySelectorAll("input,select");
+    a.value = 2; b.value = 1; b.dispatchEvent(new Event("input"));</script>"""
+    file = tmp_path / "page.html"
+    other = explorer("Another")._repr_html_()
+    file.write_text(f"<!doctype html><meta charset=utf-8>{figure._repr_html_()}{other}{move}")
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--dump-dom"]
+    flags += ["--disable-background-networking", "--disable-sync", f"--user-data-dir={tmp_path}/u"]
+    done = subprocess.run(
+        ["chromium", *flags, file.as_uri()], capture_output=True, text=True, timeout=60
+    )
+    moved, still = done.stdout.split('<div class="fedx ')[1:]
+    want = figure.drawing(RATES[2], KINDS[1])
+    assert_drawn(moved, want[4:] + want[:4])  # the strip stands above the axes
+    want = figure.drawing(*figure.start)
+    assert_drawn(still, want[4:] + want[:4])  # the other figure did not move
+    assert ">0.167</dd>" in moved
+    assert 'aria-valuetext="0.5"' in moved
+
+
+def assert_drawn(page: str, want: list[str]) -> None:
+    """The paths in the picture are the wanted ones, up to one unit in the last place."""
+    drawing = page[page.index('role="img"') : page.index('class="fedx-e"')]
+    got = re.findall(r'<path class="fedx-[lmhk]"[^>]*? d="([^"]*)"', drawing)
+    numbers = r"-?\d*\.?\d+"
+    for mine, theirs in zip(want, got, strict=True):
+        assert re.sub(numbers, "", mine) == re.sub(numbers, "", theirs)
+        a, b = (np.array(re.findall(numbers, d), float) for d in (mine, theirs))
+        np.testing.assert_allclose(a, b, atol=0.11)

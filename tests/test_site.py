@@ -1,0 +1,170 @@
+"""The built book as a reader meets it: from disk, offline, in a browser, wide and narrow."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import browser
+import build
+import pytest
+
+PAGES = build.toc_pages()
+SCHEMES = {"light": False, "dark": True}
+LOCAL = ("file:", "data:", "blob:")
+every_page = pytest.mark.parametrize("page", PAGES)
+
+STATE = """(() => {
+  const root = document.documentElement, article = document.querySelector("article");
+  const limit = root.clientWidth + 1;
+  const inside = e => {
+    for (let p = e.parentElement; p && p !== root; p = p.parentElement)
+      if (["auto", "scroll", "hidden", "clip"].includes(getComputedStyle(p).overflowX)) return true;
+    return false;
+  };
+  const wide = [...(article || document.body).querySelectorAll("*")].filter(e =>
+    e.getClientRects().length && e.getBoundingClientRect().right > limit && !inside(e)
+    && !e.closest("mjx-assistive-mml, .visually-hidden, .sr-only"));
+  return {
+    theme: root.dataset.theme,
+    scroll: root.scrollWidth - root.clientWidth,
+    wide: wide.slice(0, 5).map(e => e.outerHTML.slice(0, 160)),
+    heading: (document.querySelector("h1") || {}).innerText || "",
+    bare: [...document.images].filter(i => !i.alt.trim() && !i.closest("[aria-hidden=true]")
+      && i.closest("article")).map(i => i.getAttribute("src").slice(-80)),
+    broken: [...document.images].filter(i => i.complete && !i.naturalWidth).map(i => i.src),
+    unset: [...document.querySelectorAll("article .math")].filter(m =>
+      m.textContent.trim() && !m.querySelector("mjx-container")).length,
+    formulas: document.querySelectorAll("mjx-container").length,
+    wrong: [...document.querySelectorAll("mjx-merror, [data-mjx-error]")].map(m =>
+      m.getAttribute("data-mjx-error") || m.textContent.slice(0, 80)),
+    ink: getComputedStyle(article || document.body).color,
+    paper: getComputedStyle(document.body).backgroundColor,
+  };
+})()"""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What one visit showed."""
+
+    state: dict
+    complaints: list[str]
+    outside: list[str]
+
+
+@pytest.fixture(scope="session")
+def html(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of pages: ``$FEDLIB_BOOK``, or a book built for these tests."""
+    if given := os.environ.get("FEDLIB_BOOK"):
+        return Path(given).resolve()
+    out = tmp_path_factory.mktemp("book")
+    done = subprocess.run(
+        [sys.executable, str(build.ROOT / "book" / "build.py"), "--out", str(out)],
+        cwd=out,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, "the book was not built:\n" + done.stdout[-6000:] + done.stderr
+    return out / "html"
+
+
+@pytest.fixture(scope="session")
+def visits(html: Path) -> Iterator[dict[tuple[str, str, int], Seen]]:
+    """Open every page in light and dark, wide and as narrow as a phone."""
+    if browser.find() is None:
+        pytest.skip("no Chromium found: install one, or name it in CHROMIUM")
+    seen = {}
+    with browser.chromium() as chromium:
+        for name in PAGES:
+            for scheme, dark in SCHEMES.items():
+                for width in (1280, 360):
+                    tab = chromium.open()
+                    tab.show((html / f"{name}.html").as_uri(), width, dark=dark)
+                    state = tab.evaluate(STATE)
+                    away = [url for url in tab.requests if not url.startswith(LOCAL)]
+                    seen[name, scheme, width] = Seen(state, tab.complaints, away)
+                    tab.close()
+    yield seen
+
+
+def of(visits: dict, page: str) -> list[Seen]:
+    return [seen for (name, _, _), seen in visits.items() if name == page]
+
+
+def brightness(colour: str) -> float:
+    numbers = colour[colour.index("(") + 1 : -1].replace(",", " ").split()
+    return sum(float(n) for n in numbers[:3]) / 3
+
+
+@every_page
+def test_the_page_is_there(page, html):
+    assert (html / f"{page}.html").is_file()
+
+
+def test_the_front_door_leads_to_the_front_page(html):
+    assert f"{PAGES[0]}.html" in (html / "index.html").read_text("utf-8")
+
+
+def test_every_link_leads_somewhere(html):
+    assert build.check_links(html) == []
+
+
+@pytest.mark.parametrize("notebook", build.toc_notebooks(), ids=str)
+def test_a_notebook_page_offers_download_and_colab(notebook, html):
+    page = (html / notebook).with_suffix(".html").read_text("utf-8")
+    assert f"_sources/{notebook.as_posix()}" in page
+    assert (html / "_sources" / notebook).is_file()
+    assert "https://colab.research.google.com/github/" in page
+    assert f"/blob/main/{notebook.as_posix()}" in page
+
+
+@every_page
+def test_the_browser_has_nothing_to_complain_about(page, visits):
+    assert [seen.complaints for seen in of(visits, page) if seen.complaints] == []
+
+
+@every_page
+def test_nothing_is_asked_of_the_network(page, visits):
+    assert [seen.outside for seen in of(visits, page) if seen.outside] == []
+
+
+@every_page
+def test_images_load_and_are_described(page, visits):
+    for seen in of(visits, page):
+        assert seen.state["bare"] == [], "images without alternative text"
+        assert seen.state["broken"] == [], "images that do not load"
+
+
+@every_page
+def test_formulas_are_set(page, visits):
+    for seen in of(visits, page):
+        assert seen.state["unset"] == 0, "formulas that stayed source code"
+        assert seen.state["wrong"] == [], "formulas that do not parse"
+
+
+def test_the_book_has_formulas(visits):
+    assert any(seen.state["formulas"] for seen in visits.values())
+
+
+@every_page
+def test_light_and_dark(page, visits):
+    for (name, scheme, _), seen in visits.items():
+        if name == page:
+            ink, paper = brightness(seen.state["ink"]), brightness(seen.state["paper"])
+            assert seen.state["theme"] == scheme
+            assert (ink > paper) == (scheme == "dark"), f"{scheme}: ink {ink}, paper {paper}"
+
+
+@every_page
+def test_a_phone_shows_the_whole_width(page, visits):
+    for (name, _, width), seen in visits.items():
+        if name == page and width == 360:
+            assert seen.state["heading"]
+            assert seen.state["scroll"] <= 0, f"the page scrolls sideways: {seen.state['wide']}"
+            assert seen.state["wide"] == [], "sticks out at the right"
