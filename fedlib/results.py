@@ -185,7 +185,7 @@ def _without_docstrings(tree: ast.AST) -> ast.AST:
     tree = copy.deepcopy(tree)
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
-        if isinstance(body, list) and body and isinstance(body[0], ast.Expr):
-            if isinstance(body[0].value, ast.Constant) and isinstance(body[0].value.value, str):
-                del body[0]
+        first = body[0] if isinstance(body, list) and body else None
+        if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
+            del body[0]
     return tree

@@ -282,7 +282,7 @@ def speedup(job: Job) -> Outcome:
         simulate(
             FedAvg(process, s["lr"], local_steps=1, batch_size=1), task, s["rounds"], job.seeds,
             evaluate=lambda state, task: {}, progress=False,
-            callbacks=[lambda state, _, kept=squares: kept.append((state.x - optimum).square().sum(1))],
+            callbacks=[lambda state, _, kept=squares: kept.append(_square(state.x - optimum))],
         )  # fmt: skip
         error = torch.stack(squares)[s["rounds"] // 2 :].mean(0)
         rows += [
@@ -297,6 +297,10 @@ def speedup(job: Job) -> Outcome:
             for seed, e in zip(job.seeds, error, strict=True)
         ]
     return Outcome(pd.DataFrame(rows), {}, {})
+
+
+def _square(x: torch.Tensor) -> torch.Tensor:
+    return x.square().sum(1)
 
 
 KINDS: dict[str, Callable[[Job], Outcome]] = {
