@@ -508,7 +508,7 @@ color:var(--ink);background:var(--page);line-height:1.4}
 .fedx .fedx-t{font-weight:600}
 .fedx-c:not([hidden]){display:grid;gap:.3rem 1.2rem;margin-bottom:.7rem;
 grid-template-columns:repeat(auto-fit,minmax(min(15rem,100%),1fr))}
-.fedx-c>div{display:flex;flex-wrap:wrap;align-items:center;gap:0 .6rem}
+.fedx-c>div{display:flex;align-items:center;gap:0 .6rem}
 .fedx-c input{flex:1 1 6rem;min-width:5rem;accent-color:#3f93cf}
 .fedx-c select{font:inherit;max-width:100%;padding:.1rem .3rem;border:1px solid var(--rule);
 border-radius:.3rem;color:inherit;background:var(--page)}
@@ -530,7 +530,7 @@ border-radius:.3rem;color:inherit;background:var(--page)}
 .fedx dd{margin:0;font-weight:600;font-variant-numeric:tabular-nums}
 @container(max-width:560px){.fedx text{font-size:15px}}
 @container(max-width:400px){.fedx text{font-size:19px}.fedx-m{stroke-width:1}
-.fedx-c label{flex:1 1 100%}}
+.fedx-c>div{flex-wrap:wrap}.fedx-c label{flex:1 1 100%}}
 """
 
 SCRIPT = r"""

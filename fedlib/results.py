@@ -45,6 +45,11 @@ class Record:
     path: Path
 
     @property
+    def manifest_path(self) -> Path:
+        """The ``.json`` file beside the rows."""
+        return self.path.with_name(self.path.name.replace(".csv.gz", ".json"))
+
+    @property
     def stale(self) -> bool:
         """True when the code that computes has changed since, or the settings have."""
         from fedlib import experiments

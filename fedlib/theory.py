@@ -448,7 +448,7 @@ def proposition_4_7(
 ) -> float:
     """Return ``N^2 d^2 upsilon^2 / P``: weights independent over rounds, exact variance, any P.
 
-    ``failure`` and ``intervals`` as in ``proposition_4_6``; ``proposition_4_7_hoeffding`` depends on
+    ``failure`` and ``intervals`` as in ``proposition_4_6``. ``proposition_4_7_hoeffding`` feels
     the failure probability only through its logarithm.
     """
     return proposition_4_6(d2, clients, variance, interval, failure, intervals)

@@ -282,6 +282,22 @@ def test_corollary_3_3_is_theorem_3_1_at_its_rates():
     theory.step_sizes_3_3(**c, local_steps=2, interval=5, rounds=1000)
 
 
+def test_corollary_3_2_adds_one_reciprocal_too_many():
+    """gamma eta = min(u, v), and 1/min <= 1/u + 1/v: the surplus is exactly the other term."""
+    c = {"L": 1.0, "gap": 0.5, "rho2": 0.1, "sigma2": 1.3}
+    rest = {"nu2": 0.8, "beta2": 0.5, "delta2": 0.01}
+    shape = {"local_steps": 2, "interval": 5, "rounds": 20_000}
+    bound = theory.corollary_3_2(**c, **rest, **shape)
+    lr, amplify = theory.step_sizes_3_2(**c, **shape)
+    assert amplify < 6 * math.sqrt(20_000)
+    theorem = theory.theorem_3_1(**c, **rest, **shape, lr=lr, amplify=amplify).total
+    assert bound.total - theorem == pytest.approx(bound["deterministic"], rel=1e-9)
+    quiet = c | {"sigma2": 0.0}
+    lr, amplify = theory.step_sizes_3_2(**quiet, **shape)
+    theorem = theory.theorem_3_1(**quiet, **rest, **shape, lr=lr, amplify=amplify).total
+    assert theory.corollary_3_2(**quiet, **rest, **shape).total == pytest.approx(theorem, rel=1e-9)
+
+
 def test_violated_conditions_name_their_numbers():
     c = {"L": 2.0, "gap": 1.0, "sigma2": 0.0, "nu2": 1.0, "beta2": 1.0, "delta2": 0.0, "rho2": 0.5}
     shape = {"local_steps": 5, "interval": 10, "rounds": 100}
@@ -351,6 +367,7 @@ def test_one_client_statement_does_not_cover_all_intervals():
     assert (largest <= printed).mean() >= 1 - c  # one interval: what is proved
     assert (largest.max(1) <= printed).mean() < 0.3  # all of them: not covered
     assert (largest.max(1) <= union).mean() >= 1 - c
+    assert union / printed == pytest.approx(math.log(2 * 2 * count / c) / math.log(2 / c))
     v = theory.variance_independent(2, 1)
     chebyshev = theory.proposition_4_7(1.0, 2, v, interval, failure=c)
     assert (largest.mean(1) <= chebyshev).mean() >= 1 - c  # the mean over intervals: covered

@@ -1,0 +1,174 @@
+"""The command line: list, run, claims, stale, data, bench."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedlib.errors import FedlibError
+
+app = typer.Typer(
+    help="Federated learning, line by line: run the book's experiments and judge its claims.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+data_app = typer.Typer(help="Data sets: what there is, download, verify.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+
+Json = Annotated[bool, typer.Option("--json", help="Print a list of rows as JSON.")]
+
+
+def _print(rows: list[dict[str, Any]], as_json: bool, columns: list[str] | None = None) -> None:
+    """Print rows as JSON, or as a plain table of the chosen columns."""
+    if as_json:
+        typer.echo(json.dumps(rows, indent=1, default=str))
+        return
+    if not rows:
+        typer.echo("Nothing to show.")
+        return
+    columns = columns or list(rows[0])
+    cells = [[str(row[c]) for c in columns] for row in rows]
+    widths = [max(len(c), *(len(line[i]) for line in cells)) for i, c in enumerate(columns)]
+    for line in [columns, ["-" * w for w in widths], *cells]:
+        typer.echo("  ".join(f"{text:<{w}}" for text, w in zip(line, widths, strict=True)).rstrip())
+
+
+@app.command("list")
+def list_(as_json: Json = False) -> None:
+    """List every paper's experiments, with the profiles they run at."""
+    from fedlib import experiments
+
+    _print([row for paper in experiments.papers() for row in experiments.describe(paper)], as_json)
+
+
+@app.command()
+def run(
+    paper: Annotated[str, typer.Argument(help="For example: participation.")],
+    experiment: Annotated[str, typer.Argument(help="For example: fig1. See: fedlib list.")],
+    profile: Annotated[str, typer.Option(help="smoke, quick or paper.")] = "quick",
+    seeds: Annotated[int | None, typer.Option(min=1, help="How many; default: profile's.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    out: Annotated[Path, typer.Option(help="Folder for the record.")] = Path("runs"),
+) -> None:
+    """Run an experiment and store its record. Interrupted, it goes on when started again."""
+    from fedlib import experiments
+
+    record = experiments.run(paper, experiment, profile, seeds, device, out)
+    for name, where in record.manifest["diverged"].items():
+        typer.echo(f"{name}: seeds {', '.join(where)} diverged, seen in rounds {list(where.values())}.")
+    typer.echo(f"Wrote {record.path}")
+    typer.echo(f"Wrote {record.manifest_path}")
+
+
+@app.command()
+def claims(
+    paper: Annotated[str | None, typer.Argument(help="Default: every paper.")] = None,
+    as_json: Json = False,
+    out: Annotated[Path | None, typer.Option(help="Judge the records in this folder.")] = None,
+) -> None:
+    """Judge the papers' claims from stored records."""
+    from fedlib import claims as judge
+
+    rows = []
+    for name in [paper] if paper else judge.papers():
+        rows += judge.judge(name, out)
+    if as_json:
+        _print(rows, True)
+        return
+    for row in rows:
+        typer.echo(f"{row['id']}  {row['verdict'].upper()}  ({row['record'] or 'no record'})")
+        typer.echo(f"  {row['statement']}")
+        for rule, measured in zip(row["rule"].split("; "), row["measured"].split("; "), strict=True):
+            typer.echo(f"    {rule}\n      measured {measured.rsplit(': ', 1)[-1]}")
+
+
+@app.command()
+def stale(as_json: Json = False) -> None:
+    """List stored records whose code or settings have changed since they were made."""
+    from fedlib import results
+
+    rows = [
+        {
+            "record": f"{r.manifest['paper']}/{r.manifest['experiment']}.{r.manifest['profile']}",
+            "date": r.manifest["date"],
+            "again": f"fedlib run {r.manifest['paper']} {r.manifest['experiment']} "
+            f"--profile {r.manifest['profile']} --out data/results",
+        }
+        for r in results.stored()
+        if r.stale
+    ]
+    if rows or as_json:
+        _print(rows, as_json)
+
+
+@app.command()
+def bench(
+    name: Annotated[str, typer.Argument(help="What to time.")] = "local-sgd",
+    as_json: Json = False,
+) -> None:
+    """Time the batched engine against a plain loop on this machine, as ratios."""
+    from fedlib import bench as benches
+
+    _print(benches.run(name), as_json)
+
+
+@data_app.command("list")
+def data_list(as_json: Json = False) -> None:
+    """List the data sets, and whether they are in the cache."""
+    from fedlib import datasets
+
+    rows = [
+        {
+            "name": name,
+            "train": card.train,
+            "test": card.test,
+            "here": "embedded" if card.embedded else ("yes" if datasets.cached(name) else "no"),
+            "title": card.title,
+        }
+        for name, card in datasets.cards().items()
+    ]
+    _print(rows, as_json)
+
+
+@data_app.command("get")
+def data_get(name: Annotated[str, typer.Argument(help="See: fedlib data list.")]) -> None:
+    """Fetch a data set into the cache and verify it."""
+    from fedlib import datasets
+
+    paths = datasets.get(name)
+    for path in paths:
+        typer.echo(f"Have {path}")
+    if not paths:
+        typer.echo(f"'{name}' is embedded; there is nothing to fetch.")
+
+
+@data_app.command("verify")
+def data_verify(
+    name: Annotated[str | None, typer.Argument(help="Default: all.")] = None, as_json: Json = False
+) -> None:
+    """Check the files in the cache against the cards. Exits 1 when one is corrupt."""
+    from fedlib import datasets
+
+    rows = datasets.verify(name)
+    _print(rows, as_json, ["name", "file", "state", "fidelity", "detail"])
+    if any(row["state"] == "corrupt" for row in rows):
+        raise typer.Exit(1)
+
+
+def main() -> None:
+    """Entry point: mistakes are printed for people, interruptions end quietly."""
+    try:
+        app()
+    except FedlibError as error:
+        typer.echo(f"fedlib: {error}", err=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        typer.echo("Interrupted. Run the same command again to go on.", err=True)
+        sys.exit(130)
+
+
