@@ -74,7 +74,9 @@ def _interval(samples: np.ndarray) -> Measured:
     return Measured(mean - half, mean + half, f"{mean:.4g} ± {half:.2g}")
 
 
-def _last(frame: pd.DataFrame, run: str, metric: str, split: str, window: float) -> pd.Series:
+def last(
+    frame: pd.DataFrame, run: str, metric: str, split: str, window: float = 0.03
+) -> pd.Series:
     """Return each seed's mean over the last share ``window`` of its evaluations."""
     rows = frame[(frame["run"] == run) & (frame["metric"] == metric) & (frame["split"] == split)]
     if rows.empty:
@@ -88,7 +90,7 @@ def _last(frame: pd.DataFrame, run: str, metric: str, split: str, window: float)
 
 def paired(frame: pd.DataFrame, a: str, b: str, metric: str, split: str, window=0.03) -> Measured:
     """Final value of run ``a`` minus that of run ``b``, paired by seed."""
-    one, other = (_last(frame, run, metric, split, window) for run in (a, b))
+    one, other = (last(frame, run, metric, split, window) for run in (a, b))
     broken = [run for run, v in ((a, one), (b, other)) if not np.isfinite(v).all()]
     if broken == [a] and not np.isfinite(one).any():
         return Measured(np.inf, np.inf, f"{a} diverged in all {len(one)} seeds")
@@ -104,12 +106,12 @@ def paired(frame: pd.DataFrame, a: str, b: str, metric: str, split: str, window=
 
 def final(frame: pd.DataFrame, run: str, metric: str, split: str, window: float = 0.0) -> Measured:
     """Final value of one run."""
-    return _interval(_last(frame, run, metric, split, window).to_numpy())
+    return _interval(last(frame, run, metric, split, window).to_numpy())
 
 
 def diverged(frame: pd.DataFrame, run: str, metric: str = "loss", split: str = "train") -> Measured:
     """Share of seeds whose run ended without a finite value."""
-    values = _last(frame, run, metric, split, 0.0)
+    values = last(frame, run, metric, split, 0.0)
     count = int((~np.isfinite(values)).sum())
     return Measured(count / len(values), count / len(values), f"{count} of {len(values)} seeds")
 
@@ -147,9 +149,22 @@ MEASURES: dict[str, Callable[..., Measured]] = {
 
 @dataclass(frozen=True)
 class Check:
-    """One check's outcome: its rule in words, what was measured, whether it holds."""
+    """One check's outcome.
 
-    rule: str
+    Attributes
+    ----------
+    quantity, bounds
+        What was measured, and where it has to lie.
+    measured
+        Its value with the interval, or ``"no record"``.
+    holds
+        Whether the interval lies inside the bounds; None without a record.
+    record, profile
+        The record it was read from.
+    """
+
+    quantity: str
+    bounds: str
     measured: str
     holds: bool | None
     record: str
@@ -157,26 +172,28 @@ class Check:
 
 
 def _words(low: float, high: float) -> str:
+    if low == high:
+        return f"exactly {low:g}"
     if np.isinf(high):
         return f"above {low:g}"
     return f"below {high:g}" if np.isinf(low) else f"between {low:g} and {high:g}"
 
 
-def check(paper: str, entry: dict[str, Any], out: str | Path | None = None) -> Check:
+def _check(paper: str, entry: dict[str, Any], out: str | Path | None) -> Check:
     """Carry out one check on the largest stored record of its experiment."""
     if entry["measure"] not in MEASURES:
         raise unknown("measure", entry["measure"], MEASURES)
     low, high = entry["inside"]
-    rule = f"{entry['what']}: {_words(low, high)}"
+    bounds = _words(low, high)
     try:
-        record = results.load(paper, entry["experiment"], entry.get("profile", "largest"), out)
+        record = results.load(paper, entry["experiment"], "largest", out)
     except results.MissingRecord:
-        return Check(rule, "no record", None, entry["experiment"], "")
+        return Check(entry["what"], bounds, NO_RECORD, None, entry["experiment"], "")
     got = MEASURES[entry["measure"]](record.frame, **entry["with"])
     holds = bool(low <= got.low and got.high <= high)
     profile = record.manifest["profile"]
     stem = f"{entry['experiment']}.{profile}"
-    return Check(rule, f"{entry['what']}: {got.text}", holds, stem, profile)
+    return Check(entry["what"], bounds, got.text, holds, stem, profile)
 
 
 def verdict(claim: dict[str, Any], checks: list[Check]) -> str:
@@ -193,6 +210,20 @@ def verdict(claim: dict[str, Any], checks: list[Check]) -> str:
         full = claim["scale"] == "exact" or all(c.profile == "paper" for c in checks)
         return REPRODUCED if full else REDUCED
     return PARTLY if any(held) else NOT
+
+
+def checks(paper: str, claim: str, out: str | Path | None = None) -> list[Check]:
+    """Carry out the checks of one claim.
+
+    Raises
+    ------
+    FedlibError
+        For an unknown paper or claim, with the valid ones.
+    """
+    known = {entry["id"]: entry for entry in table(paper)}
+    if claim not in known:
+        raise unknown("claim", claim, known)
+    return [_check(paper, entry, out) for entry in known[claim].get("check", [])]
 
 
 def judge(paper: str, out: str | Path | None = None) -> list[dict[str, str]]:
@@ -213,19 +244,18 @@ def judge(paper: str, out: str | Path | None = None) -> list[dict[str, str]]:
     """
     rows = []
     for claim in table(paper):
-        checks = [check(paper, entry, out) for entry in claim.get("check", [])]
-        marked = [c.measured + ("" if c.holds or c.holds is None else " ✗") for c in checks]
+        found = checks(paper, claim["id"], out)
         rows.append(
             {
                 "id": claim["id"],
                 "where": claim["where"],
                 "statement": claim["statement"],
                 "paper_reports": claim.get("paper_reports", ""),
-                "rule": "; ".join(c.rule for c in checks),
-                "measured": "; ".join(marked),
-                "verdict": verdict(claim, checks),
-                "record": ", ".join(dict.fromkeys(c.record for c in checks)),
-                "profile": ", ".join(dict.fromkeys(c.profile for c in checks)),
+                "rule": "; ".join(f"{c.quantity}: {c.bounds}" for c in found),
+                "measured": "; ".join(c.measured + " ✗" * (c.holds is False) for c in found),
+                "verdict": verdict(claim, found),
+                "record": ", ".join(dict.fromkeys(c.record for c in found)),
+                "profile": ", ".join(dict.fromkeys(c.profile for c in found if c.profile)),
                 "note": claim.get("note", ""),
             }
         )

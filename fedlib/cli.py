@@ -60,7 +60,7 @@ def run(
 
     record = experiments.run(paper, experiment, profile, seeds, device, out)
     for name, where in record.manifest["diverged"].items():
-        typer.echo(f"{name}: seeds {', '.join(where)} diverged, seen in rounds {list(where.values())}.")
+        typer.echo(f"{name}: diverged, seed to round {where}.")
     typer.echo(f"Wrote {record.path}")
     typer.echo(f"Wrote {record.manifest_path}")
 
@@ -74,17 +74,17 @@ def claims(
     """Judge the papers' claims from stored records."""
     from fedlib import claims as judge
 
-    rows = []
-    for name in [paper] if paper else judge.papers():
-        rows += judge.judge(name, out)
+    papers = [paper] if paper else judge.papers()
+    rows = [row for name in papers for row in judge.judge(name, out)]
     if as_json:
         _print(rows, True)
         return
     for row in rows:
-        typer.echo(f"{row['id']}  {row['verdict'].upper()}  ({row['record'] or 'no record'})")
+        typer.echo(f"{row['id']}  {row['verdict'].upper()}  ({row['record']})")
         typer.echo(f"  {row['statement']}")
-        for rule, measured in zip(row["rule"].split("; "), row["measured"].split("; "), strict=True):
-            typer.echo(f"    {rule}\n      measured {measured.rsplit(': ', 1)[-1]}")
+        pairs = zip(row["rule"].split("; "), row["measured"].split("; "), strict=True)
+        for rule, measured in pairs:
+            typer.echo(f"    {rule}\n      measured {measured}")
 
 
 @app.command()

@@ -18,7 +18,7 @@ import numpy
 import torch
 
 import fedlib
-from fedlib import results, studies
+from fedlib import datasets, results, studies
 from fedlib.errors import FedlibError, unknown
 from fedlib.paths import data_folder
 from fedlib.results import PROFILES, Record
@@ -130,7 +130,7 @@ def run(
     source = results.source_hash(s["kind"])
     mark = hashlib.sha256(repr((s, chosen, source, place)).encode()).hexdigest()[:12]
     folder = Path(out) / paper / f".{experiment}.{profile}.{mark}"
-    began = time.perf_counter()
+    commit, began = _commit(), time.perf_counter()
     outcome = studies.KINDS[s["kind"]](studies.Job(s, chosen, place, folder, progress))
     manifest = {
         "paper": paper,
@@ -141,8 +141,9 @@ def run(
         "wall_seconds": round(time.perf_counter() - began, 1),
         "device": _device_name(place),
         "versions": _versions(),
-        "commit": _commit(),
+        "commit": commit,
         "data": outcome.hashes,
+        "fidelity": _fidelity(s["dataset"]) if outcome.hashes else "none",
         "diverged": outcome.diverged,
         "source": source,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -172,15 +173,29 @@ def obtain(
 def check_parameters(given: Iterable[str], allowed: Iterable[str]) -> None:
     """Refuse notebook parameters that do not exist.
 
+    Parameters
+    ----------
+    given
+        Names defined since the imports, ``set(globals()) - known``. Those that the notebook
+        itself made, with a leading underscore or called ``known``, are passed over.
+    allowed
+        The notebook's parameters.
+
     Raises
     ------
     FedlibError
         Naming the parameter and the valid ones.
     """
     allowed = list(allowed)
-    for name in given:
-        if name not in allowed:
+    for name in sorted(given):
+        if name not in (*allowed, "known") and not name.startswith("_"):
             raise unknown("parameter", name, allowed)
+
+
+def _fidelity(name: str) -> str:
+    """Return ``canonical`` when every file is the release itself, else what it is."""
+    found = {row["fidelity"] for row in datasets.verify(name)} - {"", "canonical"}
+    return ", ".join(sorted(found)) or "canonical"
 
 
 def _versions() -> dict[str, str]:

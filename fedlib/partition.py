@@ -48,7 +48,7 @@ def dirichlet(
     Parameters
     ----------
     alpha
-        Concentration: large is nearly i.i.d., small gives a class to few clients.
+        Concentration: small gives a class to few clients, large gives everybody the same mix.
     smallest
         Samples that every client must have at least.
 

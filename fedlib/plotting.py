@@ -380,13 +380,21 @@ def _curve(
 # --- pictures of data and of participation --------------------------------------------------
 
 
+def missing(message: str) -> Axes:
+    """Draw a note in the place of a figure whose record is not there."""
+    ax = plt.gca()
+    ax.set_axis_off()
+    ax.text(0.5, 0.5, message, ha="center", va="center", wrap=True, transform=ax.transAxes)
+    return ax
+
+
 def label_histogram(table: pd.DataFrame | np.ndarray, ax: Axes | None = None) -> Axes:
     """Show which classes each client holds, as shares of its samples.
 
     Parameters
     ----------
     table
-        Counts ``[clients, classes]``, as from :func:`fedlib.partition.summary`; a column that is
+        Counts ``[clients, classes]``, as from :func:`fedlib.partition.histogram`; a column that is
         not a class (its name is not a number) is left out.
     ax
         Axes to draw on; a new wide figure by default.
@@ -397,7 +405,7 @@ def label_histogram(table: pd.DataFrame | np.ndarray, ax: Axes | None = None) ->
     if counts.ndim != 2 or counts.size == 0:
         raise FedlibError(f"Expected counts [clients, classes], got the shape {counts.shape}.")
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
-    return _heat(shares.T, ax, "client", "class", "share of samples", top=shares.max() or 1.0)
+    return _heat(shares.T, ax, "client", "class", "share of samples", top=1.0)
 
 
 def participation_pattern(

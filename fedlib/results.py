@@ -66,12 +66,14 @@ class Record:
     def provenance(self) -> str:
         """Return one line for readers: profile, data, seeds, device, date, commit, staleness."""
         m = self.manifest
-        data = "the substitute digits" if m["settings"].get("dataset") == "digits" else None
-        data = data or m["settings"].get("dataset")
-        shown = f" on {data}" if m["data"] else ""
-        stale = " **Stale**: the code or settings have changed since." if self.stale else ""
+        name = m["settings"].get("dataset")
+        data = "digits, a substitute" if name == "digits" else name
+        if m.get("fidelity", "canonical") not in ("canonical", "none"):
+            data = f"{data} ({m['fidelity']})"
+        stale = " Stale: the code or the settings have changed since." if self.stale else ""
         return (
-            f"{m['experiment']}, profile {m['profile']}{shown}, {len(m['seeds'])} seeds, "
+            f"Record {m['experiment']}.{m['profile']}{f', {data}' if m['data'] else ''}, "
+            f"{len(m['seeds'])} seed{'s' * (len(m['seeds']) > 1)}, "
             f"{m['device']}, {m['date'][:10]}, commit {m['commit'][:9]}.{stale}"
         )
 

@@ -230,6 +230,16 @@ def add_styles(app: Sphinx) -> None:
         app.add_css_file(sheet.name, priority=900)
 
 
+def plain_signature(
+    app: Sphinx, what: str, name: str, obj: object, options: dict, signature: str, returns: str
+) -> tuple[str, str] | None:
+    """Show what a reader types: no objects of the command line's machinery, no addresses."""
+    if not signature or "<" not in signature:
+        return None
+    plain = re.sub(r"~?\w+\.Annotated\[(.*?), <[^>]*>\]", r"\1", signature)
+    return re.sub(r"<[^<>]*>", "...", plain), returns
+
+
 def drop_font_hints(app: Sphinx, exception: Exception | None) -> None:
     """Remove the theme's font preloads: from disk a browser refuses them and says so each time."""
     if exception is None and app.builder.format == "html":
@@ -245,6 +255,7 @@ def setup(app: Sphinx) -> dict:
     app.add_directive("claims-table", ClaimsTable)
     app.add_directive("errata-table", ErrataTable)
     app.connect("builder-inited", add_styles)
+    app.connect("autodoc-process-signature", plain_signature)
     app.connect("build-finished", drop_font_hints)
     app.connect("html-page-context", drop_thebe_files, priority=950)
     app.connect("doctree-resolved", drop_thebe_nodes, priority=950)
