@@ -132,7 +132,7 @@ def largest(frame: pd.DataFrame, run: str, metric: str, **where: Any) -> Measure
         rows = rows[rows[column].isin(wanted if isinstance(wanted, list) else [wanted])]
     if rows.empty:
         raise FedlibError(f"The record has no rows for run '{run}', metric '{metric}', {where}.")
-    value = float(rows["value"].max())
+    value = float(rows["value"].max(skipna=False))
     return Measured(value, value, f"{value:.3g}")
 
 

@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+import typer.core
 
 from fedlib.errors import FedlibError
 
+
+class _ForPeople(typer.core.TyperGroup):
+    """Mistakes are printed for people, interruptions end quietly; neither with a traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except FedlibError as error:
+            typer.echo(f"fedlib: {error}", err=True)
+            raise typer.Exit(2) from error
+        except KeyboardInterrupt:
+            typer.echo("Interrupted. Run the same command again to go on.", err=True)
+            raise typer.Exit(130) from None
+
+
 app = typer.Typer(
+    cls=_ForPeople,
     help="Federated learning, line by line: run the book's experiments and judge its claims.",
     no_args_is_help=True,
     add_completion=False,
@@ -161,14 +177,7 @@ def data_verify(
 
 
 def main() -> None:
-    """Entry point: mistakes are printed for people, interruptions end quietly."""
-    try:
-        app()
-    except FedlibError as error:
-        typer.echo(f"fedlib: {error}", err=True)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        typer.echo("Interrupted. Run the same command again to go on.", err=True)
-        sys.exit(130)
+    """Entry point of the command ``fedlib``."""
+    app()
 
 

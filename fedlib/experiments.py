@@ -124,9 +124,12 @@ def run(
     """
     s = settings(paper, experiment, profile)
     chosen = studies.run_seeds(s["seeds"] if seeds is None else seeds)
-    if not chosen:
-        raise FedlibError("At least one seed is needed; got none.")
+    if not chosen or len(set(chosen)) < len(chosen) or min(chosen) < 0:
+        raise FedlibError(
+            f"Seeds must be different non-negative integers, at least one; got {list(chosen)}."
+        )
     place = choose_device(device)
+    results.make_folder(Path(out) / paper)
     source = results.source_hash(s["kind"])
     mark = hashlib.sha256(repr((s, chosen, source, place)).encode()).hexdigest()[:12]
     folder = Path(out) / paper / f".{experiment}.{profile}.{mark}"

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ast
 import copy
+import errno
 import functools
 import gzip
 import hashlib
 import io
 import json
 import os
+import sys
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,7 +67,7 @@ class Record:
         )
 
     def provenance(self) -> str:
-        """Return one line for readers: profile, data, seeds, device, date, commit, staleness."""
+        """Return two lines for readers: profile, data, seeds, staleness; date, commit, device."""
         m = self.manifest
         name = m["settings"].get("dataset")
         data = "digits, a substitute" if name == "digits" else name
@@ -74,8 +77,13 @@ class Record:
         return (
             f"Record {m['experiment']}.{m['profile']}{f', {data}' if m['data'] else ''}, "
             f"{len(m['seeds'])} seed{'s' * (len(m['seeds']) > 1)}, "
-            f"{m['device']}, {m['date'][:10]}, commit {m['commit'][:9]}.{stale}"
+            f"{m['device']}, {m['date'][:10]}, commit {_short(m['commit'])}.{stale}"
         )
+
+
+def _short(commit: str) -> str:
+    """Shorten a commit, keeping the ``+`` that says there were changes."""
+    return commit[:9] + "+" * commit.endswith("+")
 
 
 def folder(out: str | Path | None = None) -> Path:
@@ -83,13 +91,30 @@ def folder(out: str | Path | None = None) -> Path:
     return data_folder() / "results" if out is None else Path(out)
 
 
-def save(record_folder: Path, frame: pd.DataFrame, manifest: dict[str, Any]) -> list[Path]:
-    """Write rows and manifest, each moved into place in one step. Returns both paths."""
-    target = record_folder / manifest["paper"]
+def make_folder(path: Path) -> Path:
+    """Make a folder that can be written, or say that another one has to be chosen."""
     try:
-        target.mkdir(parents=True, exist_ok=True)
+        path.mkdir(parents=True, exist_ok=True)
+        if not os.access(path, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
-        raise FedlibError(f"Cannot write to {target}: {error.strerror}. Choose --out.") from error
+        raise _cannot_write(path, error) from error
+    return path
+
+
+def _cannot_write(path: Path, error: OSError) -> FedlibError:
+    return FedlibError(f"Cannot write to {path}: {error.strerror}. Choose another with --out.")
+
+
+def save(record_folder: Path, frame: pd.DataFrame, manifest: dict[str, Any]) -> list[Path]:
+    """Write rows and manifest, each moved into place in one step. Returns both paths.
+
+    Raises
+    ------
+    FedlibError
+        When the folder cannot be written; nothing half-written stays behind.
+    """
+    target = make_folder(record_folder / manifest["paper"])
     stem = f"{manifest['experiment']}.{manifest['profile']}"
     text = io.BytesIO()
     with gzip.GzipFile(fileobj=text, mode="wb", mtime=0) as packed:
@@ -98,8 +123,12 @@ def save(record_folder: Path, frame: pd.DataFrame, manifest: dict[str, Any]) -> 
     written = []
     for name, content in ((f"{stem}.csv.gz", text.getvalue()), (f"{stem}.json", pages.encode())):
         part = target / (name + ".part")
-        part.write_bytes(content)
-        os.replace(part, target / name)
+        try:
+            part.write_bytes(content)
+            os.replace(part, target / name)
+        except OSError as error:
+            part.unlink(missing_ok=True)
+            raise _cannot_write(target / name, error) from error
         written.append(target / name)
     return written
 
@@ -126,12 +155,21 @@ def load(
         path = folder(out) / paper / f"{experiment}.{name}.csv.gz"
         page = path.with_name(f"{experiment}.{name}.json")
         if path.exists() and page.exists():
-            return Record(pd.read_csv(path), json.loads(page.read_text()), path)
+            return _read(path, page)
     make = "quick" if profile in ("largest", "replay") else profile
     raise MissingRecord(
         f"There is no stored record of {paper} {experiment}. To make one:\n"
         f"  fedlib run {paper} {experiment} --profile {make} --out data/results"
     )
+
+
+def _read(path: Path, page: Path) -> Record:
+    try:
+        return Record(pd.read_csv(path), json.loads(page.read_text()), path)
+    except (OSError, EOFError, ValueError, zlib.error) as error:
+        raise FedlibError(
+            f"Record {path} cannot be read ({error}). Delete it and its .json, and make it again."
+        ) from error
 
 
 def stored(out: str | Path | None = None) -> list[Record]:
@@ -155,7 +193,7 @@ def source_hash(kind: str) -> str:
         if (module, name) in seen or name not in definitions:
             continue
         node = definitions[name]
-        seen[module, name] = ast.dump(_without_docstrings(node))
+        seen[module, name] = _dump(_without_docstrings(node))
         for child in ast.walk(node):
             if isinstance(child, ast.Name):
                 todo.append(imported.get(child.id, (module, child.id)))
@@ -186,6 +224,17 @@ def _definitions(module: str) -> tuple[dict[str, ast.AST], dict[str, tuple[str, 
                     (home, alias.name) if home else (alias.name, "")
                 )
     return definitions, imported
+
+
+def _dump(tree: ast.AST) -> str:
+    """Return ``ast.dump`` of a tree as Python 3.11 writes it, whatever Python runs.
+
+    Python 3.12 added ``type_params`` and Python 3.13 leaves out empty lists; without this,
+    every record would look stale under another Python.
+    """
+    for node in ast.walk(tree):
+        node.__dict__.pop("type_params", None)
+    return ast.dump(tree, **({"show_empty": True} if sys.version_info >= (3, 13) else {}))
 
 
 def _without_docstrings(tree: ast.AST) -> ast.AST:

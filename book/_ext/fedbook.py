@@ -6,49 +6,48 @@ them by hand.
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import tomllib
-from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
+import yaml
 from docutils import nodes
 from docutils.parsers.rst import directives
 from docutils.statemachine import StringList
 from sphinx.application import Sphinx
+from sphinx.config import Config
 from sphinx.util.docutils import SphinxDirective
 
-VERDICTS = (
-    "reproduced",
-    "partly",
-    "not reproduced",
-    "at reduced scale",
-    "needs data we may not ship",
-)
+from fedlib.errors import FedlibError
+
+SIGNS = {True: "holds", False: "fails", None: "open"}
+PROVENANCE = re.compile(r"Record \S+\.(smoke|quick|paper)\b.*\bcommit \S+")
+FACT = re.compile(r"(?<![\w`-])([A-Z]{3,}\d?-[CE]\d+(?:-[a-z]+)?)(?![\w`-])")
 
 
 class Facts(SphinxDirective):
     """Helpers to turn short Markdown texts into cells, items and anchors."""
 
     def inline(self, text: str) -> list[nodes.Node]:
-        """Parse a short Markdown text; a single paragraph loses its wrapping."""
+        """Parse a short Markdown text; the name of a claim or an erratum becomes a link."""
+        linked = FACT.sub(r"{ref}`\1`", str(text).strip())
         holder = nodes.Element()
-        lines = StringList(str(text).strip().splitlines() or [""], source=self.env.docname)
+        lines = StringList(linked.splitlines() or [""], source=self.env.docname)
         self.state.nested_parse(lines, 0, holder)
         return list(holder.children)
 
-    def anchor(self, name: str, *children: nodes.Node) -> nodes.inline:
-        """Wrap nodes in a place that ``{ref}`` and links can lead to."""
-        place = nodes.inline("", "", *children, ids=[nodes.make_id(name)], classes=["fact-id"])
-        label = name.lower()
-        self.env.domaindata["std"]["labels"].setdefault(
-            label, (self.env.docname, place["ids"][0], name)
-        )
-        self.env.domaindata["std"]["anonlabels"].setdefault(
-            label, (self.env.docname, place["ids"][0])
-        )
-        return place
+    def anchored(self, name: str, box: nodes.Element) -> nodes.reference:
+        """Make a box a place that ``{ref}`` leads to, and return a link to it that shows its name.
+
+        The link waits in the box's head, so that a reader can copy the address.
+        """
+        place = nodes.make_id(name)
+        box["ids"].append(place)
+        standard = self.env.domaindata["std"]
+        standard["labels"].setdefault(name.lower(), (self.env.docname, place, name))
+        standard["anonlabels"].setdefault(name.lower(), (self.env.docname, place))
+        return nodes.reference("", name, internal=True, refid=place, classes=["fact-id"])
 
     def table(
         self,
@@ -72,7 +71,7 @@ class Facts(SphinxDirective):
 
 
 class ClaimsTable(Facts):
-    """The claims of a paper (or of all), what was measured for each, and the verdict.
+    """The claims of a paper (or of all): what it reports, what we measured, and the verdict.
 
     Argument: the paper's name or ``all``. Option ``summary``: counts of verdicts by paper only.
     """
@@ -82,76 +81,99 @@ class ClaimsTable(Facts):
 
     def run(self) -> list[nodes.Node]:
         """Judge the claims from the stored records and lay them out."""
-        judged = {paper: self.judged(paper) for paper in self.papers()}
-        if "summary" in self.options:
-            return [self.summary(judged)]
-        return [self.rows(rows) for rows in judged.values()]
-
-    def papers(self) -> list[str]:
-        """Return the papers asked for, by the names of their files in ``data/claims``."""
-        asked = self.arguments[0].strip()
-        if asked != "all":
-            return [asked]
-        from fedlib.paths import data_folder
-
-        found = sorted(path.stem for path in (data_folder() / "claims").glob("*.toml"))
-        if not found:
-            raise self.error("claims-table: there is no file in data/claims")
-        return found
-
-    def judged(self, paper: str) -> list[dict]:
-        """Return the rows of ``fedlib.claims.judge`` as dictionaries."""
         from fedlib import claims
 
+        asked = self.arguments[0].strip()
+        papers = claims.papers() if asked == "all" else [asked]
+        if not papers:
+            raise self.error("claims-table: there is no file in data/claims")
         try:
-            rows = claims.judge(paper)
-        except Exception as exc:
-            raise self.error(f"claims-table: {paper}: {exc}") from exc
-        if hasattr(rows, "to_dict"):
-            rows = rows.to_dict("records")
-        return [dataclasses.asdict(r) if dataclasses.is_dataclass(r) else dict(r) for r in rows]
+            judged = {paper: claims.judge(paper) for paper in papers}
+            if "summary" in self.options:
+                return [self.summary(judged)]
+            laid = []
+            for paper, rows in judged.items():
+                cards = [self.card(row, claims.checks(paper, row["id"])) for row in rows]
+                laid += [self.overview(rows), *cards]
+            return laid
+        except FedlibError as exc:
+            raise self.error(f"claims-table: {exc}") from exc
 
     def verdict(self, text: str) -> nodes.inline:
-        """Return a verdict, marked so that the style sheet can colour it."""
+        """Return a verdict, marked so that the style sheet can give it its sign and colour."""
         return nodes.inline("", text, classes=["verdict", f"verdict-{nodes.make_id(text)}"])
 
     def summary(self, judged: dict[str, list[dict]]) -> nodes.table:
-        """Return the counts: a row a paper, a column a verdict that occurs."""
-        counts = {paper: Counter(r["verdict"] for r in rows) for paper, rows in judged.items()}
-        seen = set().union(*counts.values())
-        columns = [v for v in VERDICTS if v in seen] + sorted(seen - set(VERDICTS))
-        body = []
-        for paper, count in counts.items():
-            numbers = [[nodes.paragraph(text=str(count[name]))] for name in columns]
-            total = [nodes.paragraph(text=str(count.total()))]
-            body.append([[nodes.paragraph(text=_title(paper))], *numbers, total])
-        heads = ["paper", *columns, "claims"]
-        table = self.table(heads, [3] + [2] * (len(heads) - 1), body, ["claims-summary"])
-        for head, name in zip(list(table.findall(nodes.entry))[1:-1], columns, strict=False):
-            head[0][:] = [self.verdict(name)]
-        return table
+        """Return the counts: a row a paper, a pill for each verdict that occurs."""
+        from fedlib import claims
 
-    def rows(self, rows: list[dict]) -> nodes.table:
-        """Return one paper's claims: id, statement and rule, measured, verdict and its record."""
+        body = []
+        for paper, rows in judged.items():
+            pills = nodes.bullet_list(classes=["verdict-counts"])
+            for name, count in claims.count(rows).items():
+                if count:
+                    words = (nodes.strong(text=str(count)), nodes.Text(" "), self.verdict(name))
+                    pills += nodes.list_item("", nodes.paragraph("", "", *words))
+            title = nodes.paragraph(text=self.short(paper))
+            total = nodes.paragraph(text=f"{len(rows)} claims", classes=["fact-source"])
+            body.append([[title, total], [pills]])
+        return self.table(["paper", "verdicts"], [30, 70], body, ["claims-summary"])
+
+    def short(self, paper: str) -> str:
+        """Return a paper's short name: the caption of its chapter in the table of contents."""
+        toc = yaml.safe_load((Path(self.env.app.srcdir) / "_toc.yml").read_text("utf-8"))
+        for part in toc.get("parts", []):
+            files = [chapter["file"] for chapter in part["chapters"]]
+            if any(Path(file).parent.name.endswith(f"_{paper}") for file in files):
+                return part["caption"]
+        return paper.capitalize()
+
+    def overview(self, rows: list[dict]) -> nodes.table:
+        """Return one short line a claim, each with a link to its card."""
         body = []
         for row in rows:
-            verdict = nodes.paragraph("", "", self.verdict(row["verdict"]))
-            source = " · ".join(str(row[key]) for key in ("record", "profile") if row.get(key))
-            record = [nodes.paragraph("", source, classes=["fact-source"])] if source else []
-            rule = self.inline(row.get("rule") or "")
-            for node in rule:
-                node.setdefault("classes", []).append("fact-rule")
-            name = nodes.paragraph("", "", self.anchor(row["id"], nodes.Text(row["id"])))
-            body.append(
-                [
-                    [name],
-                    self.inline(row["statement"]) + rule,
-                    self.inline(_measured(row.get("measured"))),
-                    [verdict, *record],
-                ]
+            place = nodes.make_id(row["id"])
+            link = nodes.reference("", row["id"], internal=True, refid=place, classes=["fact-id"])
+            pill = nodes.paragraph("", "", self.verdict(row["verdict"]))
+            body.append([[nodes.paragraph("", "", link)], self.inline(row["where"]), [pill]])
+        return self.table(["claim", "in the paper", "verdict"], [28, 42, 30], body, ["claims-list"])
+
+    def card(self, row: dict, checks: list) -> nodes.container:
+        """Return one claim: its statement, the paper and ours side by side, and where from."""
+        card = _box("claim")
+        head = nodes.paragraph("", "", self.anchored(row["id"], card), classes=["claim-head"])
+        where = self.inline(row["where"])
+        words = where[0].children if len(where) == 1 else where
+        head += [nodes.Text(" · "), nodes.inline("", "", *words), self.verdict(row["verdict"])]
+        theirs = _box("claim-paper", _label("The paper reports"), *self.inline(row["paper_reports"]))
+        ours = _box("claim-ours", _label("We measure"), *self.measured(checks))
+        card += [head, _box("claim-statement", *self.inline(row["statement"]))]
+        card += _box("claim-sides", theirs, ours)
+        if row.get("note"):
+            card += _box("claim-note", *self.inline(row["note"]))
+        if row.get("record"):
+            kind = "record" if row["profile"] else "experiment"
+            text = f"{kind}{'s' * (', ' in row['record'])}: {row['record']}"
+            card += nodes.paragraph(text=text, classes=["fact-source"])
+        return card
+
+    def measured(self, checks: list) -> list[nodes.Node]:
+        """Return one item a check: whether it holds, the quantity, its value and its bounds."""
+        if not checks:
+            return [nodes.paragraph(text="Nothing: there are no data for it here.")]
+        items = nodes.bullet_list(classes=["checks"])
+        for check in checks:
+            word = SIGNS[check.holds]
+            sign = nodes.inline("", word, classes=["check-sign", f"check-{word}"])
+            value = nodes.strong(text=_minus(check.measured), classes=["check-value"])
+            seen = [] if check.holds is None else [value, nodes.Text(" · ")]
+            asked = nodes.inline("", f"asked: {_minus(check.bounds)}", classes=["check-bounds"])
+            lines = (
+                nodes.paragraph("", "", nodes.Text(check.quantity), classes=["check-what"]),
+                nodes.paragraph("", "", *seen, asked),
             )
-        heads = ["claim", "what the paper says, and how we decide", "measured", "verdict"]
-        return self.table(heads, [12, 44, 24, 20], body, ["claims-table"])
+            items += nodes.list_item("", nodes.paragraph("", "", sign), _box("check", *lines))
+        return [items]
 
 
 class ErrataTable(Facts):
@@ -181,23 +203,61 @@ class ErrataTable(Facts):
             raise self.error(f"errata-table: {erratum.get('id', '?')} lacks {sorted(lacking)}")
         where = self.inline(erratum["where"])
         words = where[0].children if len(where) == 1 else where
-        name = self.anchor(erratum["id"], nodes.strong(text=erratum["id"]))
+        box = _box("erratum")
+        name = self.anchored(erratum["id"], box)
         head = nodes.paragraph("", "", name, nodes.Text(" · "), *words, classes=["erratum-head"])
         parts = nodes.definition_list()
         for key, title in self.PARTS:
             text = nodes.definition("", *self.inline(erratum[key]))
             parts += nodes.definition_list_item("", nodes.term(text=title), text)
-        return nodes.container("", head, parts, classes=["erratum"])
+        box += [head, parts]
+        return box
 
 
-def _title(paper: str) -> str:
-    return paper.replace("_", " ").capitalize()
+class InstallCell(SphinxDirective):
+    """The cell that installs fedlib where it is not: its address is the one in ``_config.yml``."""
+
+    def run(self) -> list[nodes.Node]:
+        """Return the cell as a block of code."""
+        code = f"%pip install --quiet {_package(self.config)}"
+        return [nodes.literal_block(code, code, language="text")]
 
 
-def _measured(value: object) -> str:
-    if value is None or value == "":
-        return "no record yet"
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+def _package(config: Config) -> str:
+    options = config.html_theme_options
+    return f"git+{options['repository_url']}@{options.get('repository_branch') or 'main'}"
+
+
+def _box(name: str, *children: nodes.Node) -> nodes.container:
+    return nodes.container("", *children, classes=[name], is_div=True)
+
+
+def _label(text: str) -> nodes.paragraph:
+    return nodes.paragraph(text=text, classes=["claim-label"])
+
+
+def _minus(text: str) -> str:
+    return re.sub(r"(?<![\w.])-(?=[\d.])", "\N{MINUS SIGN}", text)
+
+
+def mark_provenance(app: Sphinx, doctree: nodes.document) -> None:
+    """Mark the printed lines that say which record a figure comes from, to be set small."""
+    for block in doctree.findall(nodes.literal_block):
+        lines = block.astext().strip().splitlines()
+        if lines and all(PROVENANCE.match(line) for line in lines):
+            block["classes"].append("provenance")
+            if isinstance(block.parent, nodes.container):
+                block.parent["classes"].append("has-provenance")
+
+
+def tell_colab_readers(
+    app: Sphinx, page: str, template: str, context: dict, tree: object
+) -> None:
+    """Say on the Colab button what to do first: fedlib is not there."""
+    for button in context.get("header_buttons", []):
+        for entry in button.get("buttons", []):
+            if "colab" in str(entry.get("url", "")):
+                entry["tooltip"] = f"Open in Colab; begin there with %pip install {_package(app.config)}"
 
 
 def drop_thebe_files(app: Sphinx, page: str, template: str, context: dict, tree: object) -> None:
@@ -254,9 +314,12 @@ def setup(app: Sphinx) -> dict:
     """Register the directives and the page handlers."""
     app.add_directive("claims-table", ClaimsTable)
     app.add_directive("errata-table", ErrataTable)
+    app.add_directive("install-cell", InstallCell)
     app.connect("builder-inited", add_styles)
     app.connect("autodoc-process-signature", plain_signature)
     app.connect("build-finished", drop_font_hints)
+    app.connect("doctree-read", mark_provenance)
+    app.connect("html-page-context", tell_colab_readers, priority=950)
     app.connect("html-page-context", drop_thebe_files, priority=950)
     app.connect("doctree-resolved", drop_thebe_nodes, priority=950)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}
