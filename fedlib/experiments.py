@@ -5,12 +5,13 @@ from __future__ import annotations
 import datetime
 import functools
 import hashlib
+import importlib
 import platform
 import shutil
 import subprocess
 import time
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +135,7 @@ def run(
     mark = hashlib.sha256(repr((s, chosen, source, place)).encode()).hexdigest()[:12]
     folder = Path(out) / paper / f".{experiment}.{profile}.{mark}"
     commit, began = _commit(), time.perf_counter()
-    outcome = studies.KINDS[s["kind"]](studies.Job(s, chosen, place, folder, progress))
+    outcome = _study(s["kind"])(studies.Job(s, chosen, place, folder, progress))
     manifest = {
         "paper": paper,
         "experiment": experiment,
@@ -154,6 +155,14 @@ def run(
     results.save(Path(out), outcome.frame, manifest)
     shutil.rmtree(folder, ignore_errors=True)
     return results.load(paper, experiment, profile, out)
+
+
+def _study(kind: str) -> Callable[[studies.Job], studies.Outcome]:
+    """Return the function behind a kind: ``"training"``, or ``"module:function"``."""
+    if ":" not in kind:
+        return studies.KINDS[kind]
+    module, name = kind.split(":")
+    return getattr(importlib.import_module(f"fedlib.{module}"), name)
 
 
 def obtain(

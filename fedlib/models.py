@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedlib.errors import unknown
+
 Forward = Callable[[dict[str, Tensor], Tensor], Tensor]
 
 
@@ -199,6 +201,148 @@ def fashion_cnn() -> Model:
 def cifar_cnn() -> Model:
     """The participation paper's CNN for 3×32×32 images, 2,218,314 parameters (appendix D)."""
     return _cnn((3, 32, 64), 32, (512, 128, 10))
+
+
+class _SmallCNN(nn.Module):
+    def __init__(self, shape: tuple[int, int, int], outputs: int) -> None:
+        super().__init__()
+        channels, height, width = shape
+        self.conv1 = nn.Conv2d(channels, 8, 5, padding=2, device="meta")
+        self.conv2 = nn.Conv2d(8, 16, 5, padding=2, device="meta")
+        self.head = nn.Linear(16 * (height // 4) * (width // 4), outputs, device="meta")
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.max_pool2d(F.relu(self.conv1(x)), 2)
+        return self.head(F.max_pool2d(F.relu(self.conv2(h)), 2).flatten(1))
+
+
+def small_cnn(shape: tuple[int, int, int], outputs: int) -> Model:
+    """Two 5×5 convolutions (8 and 16 channels) with pooling and a dense head, for a CPU.
+
+    Parameters
+    ----------
+    shape
+        Channels, height and width of the input; height and width at least 4.
+    outputs
+        Embedding width or number of classes.
+    """
+    def forward(views: dict[str, Tensor], x: Tensor) -> Tensor:
+        h = x
+        for layer in ("conv1", "conv2"):
+            h = F.relu(_convolve(views, layer, h))
+            h = F.max_pool2d(h.flatten(0, 1), 2).unflatten(0, x.shape[:2])
+        return _dense(views, "head", h.flatten(2))
+
+    return Model(_SmallCNN(shape, outputs), forward, kaiming_init(last="head"))
+
+
+class _LSTM(nn.Module):
+    """One LSTM layer and a dense head on its last state, for ``[B, T, features]``."""
+
+    def __init__(self, features: int, hidden: int, outputs: int) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(features, hidden, batch_first=True, device="meta")
+        self.head = nn.Linear(hidden, outputs, device="meta")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.lstm(x)[0][:, -1])
+
+
+def lstm(features: int, hidden: int, outputs: int = 1) -> Model:
+    """LSTM over ``[B, T, features]`` with a dense head on the last state (TDCD paper, MIMIC-III).
+
+    Weights are uniform in ±1/√hidden, PyTorch's default for this layer.
+    """
+
+    def forward(views: dict[str, Tensor], x: Tensor) -> Tensor:
+        copies, batch, steps, _ = x.shape
+        bias = (views["lstm.bias_ih_l0"] + views["lstm.bias_hh_l0"]).unsqueeze(1)
+        inward, again = (views[f"lstm.weight_{way}_l0"].transpose(1, 2) for way in ("ih", "hh"))
+        driven = torch.baddbmm(bias, x.flatten(1, 2), inward).unflatten(1, (batch, steps))
+        h = c = x.new_zeros(copies, batch, hidden)
+        for gates in driven.unbind(2):
+            i, f, g, o = torch.baddbmm(gates, h, again).chunk(4, -1)
+            c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+            h = o.sigmoid() * c.tanh()
+        return _dense(views, "head", h)
+
+    def initialise(name, shape, fan_in, rng):
+        return uniform_init(name, shape, hidden, rng)
+
+    return Model(_LSTM(features, hidden, outputs), forward, initialise)
+
+
+class _Residual(nn.Module):
+    """Two 3×3 convolutions with a shortcut."""
+
+    def __init__(self, inward: int, outward: int, stride: int, norm: Callable) -> None:
+        super().__init__()
+        conv = dict(bias=False, device="meta")
+        self.conv1 = nn.Conv2d(inward, outward, 3, stride, 1, **conv)
+        self.norm1 = norm(outward)
+        self.conv2 = nn.Conv2d(outward, outward, 3, 1, 1, **conv)
+        self.norm2 = norm(outward)
+        self.shortcut = nn.Sequential()
+        if stride != 1 or inward != outward:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(inward, outward, 1, stride, **conv), norm(outward)
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.relu(self.norm1(self.conv1(x)))
+        return F.relu(self.norm2(self.conv2(h)) + self.shortcut(x))
+
+
+class _ResNet18(nn.Module):
+    def __init__(self, shape: tuple[int, int, int], outputs: int, norm: Callable) -> None:
+        super().__init__()
+        channels, height, width = shape
+        self.stem = nn.Conv2d(channels, 64, 3, 1, 1, bias=False, device="meta")
+        self.norm = norm(64)
+        blocks, inward = [], 64
+        for outward, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
+            blocks += [
+                _Residual(inward, outward, stride, norm),
+                _Residual(outward, outward, 1, norm),
+            ]
+            inward = outward
+        self.blocks = nn.Sequential(*blocks)
+        down = [-(-side // 8) // 2 for side in (height, width)]
+        self.head = nn.Linear(512 * down[0] * down[1], outputs, device="meta")
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.blocks(F.relu(self.norm(self.stem(x))))
+        return self.head(F.avg_pool2d(h, 2).flatten(1))
+
+
+def resnet18(shape: tuple[int, int, int], outputs: int, norm: str = "group") -> Model:
+    """ResNet18 with a 3×3 stem of stride 1, for halves of CIFAR-10 images (TDCD paper).
+
+    Parameters
+    ----------
+    shape
+        Channels, height and width: ``(3, 32, 16)`` for a half. With ``outputs=10`` this has the
+        paper's 11,179,082 parameters.
+    outputs
+        Embedding width E.
+    norm
+        ``"group"``: GroupNorm with 32 groups, ours, a function of each sample alone as the theory
+        assumes. ``"batch"``: BatchNorm by the statistics of the current batch, as in the
+        official code during training; an incomplete batch must not be padded.
+    """
+    kinds = {
+        "group": lambda c: nn.GroupNorm(32, c, device="meta"),
+        "batch": lambda c: nn.BatchNorm2d(c, track_running_stats=False, device="meta"),
+    }
+    if norm not in kinds:
+        raise unknown("norm", norm, kinds)
+
+    def initialise(name, shape, fan_in, rng):
+        if "norm" in name or ("shortcut.1" in name):
+            return np.full(tuple(shape), float(name.endswith("weight")))
+        return uniform_init(name, shape, fan_in, rng)
+
+    return Model(_ResNet18(shape, outputs, kinds[norm]), None, initialise)
 
 
 def linear(features: int) -> Model:

@@ -158,3 +158,101 @@ def summary(labels: np.ndarray, parts: Sequence[np.ndarray]) -> pd.DataFrame:
             "distance": 0.5 * np.abs(own - overall).sum(1),
         }
     ).rename_axis("client")
+
+
+# ---------------------------------------------------------------- vertical: who owns which feature
+
+
+def _cut(features: int, silos: int) -> list[int]:
+    """Return block sizes that differ by at most one, larger ones first."""
+    if not 1 <= silos <= features:
+        raise FedlibError(
+            f"{silos} silos for {features} features. Use between 1 and {features} silos."
+        )
+    return [features // silos + (j < features % silos) for j in range(silos)]
+
+
+def contiguous_features(features: int, silos: int, seed: int = 0) -> Parts:
+    """Cut the features into neighbouring blocks; the first blocks take the remainder."""
+    return np.split(np.arange(features), np.cumsum(_cut(features, silos))[:-1])
+
+
+def random_features(features: int, silos: int, seed: int = 0) -> Parts:
+    """Deal the features out at random, blocks as equal as possible."""
+    order = stream(seed, "feature partition").permutation(features)
+    return [np.sort(block) for block in np.split(order, np.cumsum(_cut(features, silos))[:-1])]
+
+
+def check_features(blocks: Sequence[np.ndarray], features: int) -> None:
+    """Refuse feature blocks that overlap, leave columns out or name columns that are not there.
+
+    Raises
+    ------
+    FedlibError
+        Naming the columns.
+    """
+    used = np.concatenate([np.asarray(block) for block in blocks])
+    count = np.bincount(used[(used >= 0) & (used < features)], minlength=features)
+    for wrong, what in (
+        (used[(used < 0) | (used >= features)], f"do not exist (there are {features})"),
+        (np.flatnonzero(count > 1), "belong to two silos"),
+        (np.flatnonzero(count == 0), "belong to no silo"),
+    ):
+        if len(wrong):
+            raise FedlibError(
+                f"Columns {wrong[:5].tolist()} {what}. Every column needs exactly one silo."
+            )
+
+
+def tiles(images: np.ndarray, rows: int, columns: int) -> list[np.ndarray]:
+    """Cut images ``[n, C, H, W]`` into ``rows × columns`` equal tiles, one a silo.
+
+    Raises
+    ------
+    FedlibError
+        When height or width cannot be divided.
+    """
+    height, width = images.shape[-2:]
+    if height % rows or width % columns:
+        raise FedlibError(
+            f"Images of {height}×{width} cannot be cut into {rows}×{columns} equal tiles."
+        )
+    bands = np.split(images, rows, axis=-2)
+    return [tile for band in bands for tile in np.split(band, columns, axis=-1)]
+
+
+def halves(images: np.ndarray) -> list[np.ndarray]:
+    """Cut images ``[n, C, H, W]`` into a left and a right half."""
+    return tiles(images, 1, 2)
+
+
+def views(images: np.ndarray) -> list[np.ndarray]:
+    """Give every view of ``[n, V, H, W]`` to a silo of its own, each ``[n, 1, H, W]``."""
+    return [images[:, v : v + 1] for v in range(images.shape[1])]
+
+
+def grid(samples: int, clients: Sequence[int], seed: int = 0, aligned: bool = False) -> list[Parts]:
+    """Split the rows over the clients of every silo.
+
+    Parameters
+    ----------
+    samples
+        Number of rows, the same in every silo.
+    clients
+        Number of clients of each silo.
+    aligned
+        Use one permutation for all silos, so that client ``k`` holds the same rows in each
+        (the official code's mirror clients). By default every silo has its own.
+
+    Returns
+    -------
+    list of list of numpy.ndarray
+        ``[silo][client]`` sorted row numbers; sizes differ by at most one.
+    """
+    split = []
+    for j, count in enumerate(clients):
+        if not 1 <= count <= samples:
+            raise FedlibError(f"Silo {j}: {count} clients for {samples} rows.")
+        order = stream(seed, "row partition", 0 if aligned else j).permutation(samples)
+        split.append([np.sort(part) for part in np.array_split(order, count)])
+    return split

@@ -181,12 +181,13 @@ def stored(out: str | Path | None = None) -> list[Record]:
 def source_hash(kind: str) -> str:
     """Return a hash of the code behind one kind of experiment, blind to comments and docstrings.
 
-    It covers the function of :mod:`fedlib.studies` that carries the kind out, and every
-    top-level definition of fedlib reachable from it, but for the loading of data, which the
-    data hashes of a record cover. New code beside it leaves the hash as it is.
+    It covers the function that carries the kind out (of :mod:`fedlib.studies`, or of the module
+    named before the colon), and every top-level definition of fedlib reachable from it, but for
+    the loading of data, which the data hashes of a record cover. New code beside it leaves the
+    hash as it is.
     """
     seen: dict[tuple[str, str], str] = {}
-    todo = [("studies", kind)]
+    todo = [tuple(kind.split(":")) if ":" in kind else ("studies", kind)]
     while todo:
         module, name = todo.pop()
         definitions, imported = _definitions(module)

@@ -35,6 +35,9 @@ CASES = {
     "mlp": (lambda: models.mlp(16, 7, 6, 3), (1, 4, 4)),
     "fashion_cnn": (models.fashion_cnn, (1, 28, 28)),
     "cifar_cnn": (models.cifar_cnn, (3, 32, 32)),
+    "small_cnn": (lambda: models.small_cnn((1, 8, 12), 3), (1, 8, 12)),
+    "lstm": (lambda: models.lstm(5, 4, 3), (6, 5)),
+    "resnet18": (lambda: models.resnet18((3, 16, 16), 3), (3, 16, 16)),
     "any module": (lambda: models.Model(_Plain()), (8,)),
 }
 
@@ -65,6 +68,14 @@ def test_batched_gradient_equals_autograd_on_each_copy(name):
 def test_parameter_counts_of_the_paper():
     assert models.fashion_cnn().size == 228_586
     assert models.cifar_cnn().size == 2_218_314
+    for norm in ("group", "batch"):
+        assert models.resnet18((3, 32, 16), 10, norm).size == 11_179_082
+    for silos, widths, total in (
+        (1, [76], 36_417),
+        (4, [19] * 4, 9_540),
+        (16, [5] * 12 + [4] * 4, 2_832),
+    ):
+        assert sum(models.lstm(width, 64 // silos).size for width in widths) == total
 
 
 def test_initialisation_follows_the_official_code():
