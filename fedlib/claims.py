@@ -74,9 +74,7 @@ def _interval(samples: np.ndarray) -> Measured:
     return Measured(mean - half, mean + half, f"{mean:.4g} ± {half:.2g}")
 
 
-def last(
-    frame: pd.DataFrame, run: str, metric: str, split: str, window: float = 0.03
-) -> pd.Series:
+def last(frame: pd.DataFrame, run: str, metric: str, split: str, window: float = 0.03) -> pd.Series:
     """Return each seed's mean over the last share ``window`` of its evaluations."""
     rows = frame[(frame["run"] == run) & (frame["metric"] == metric) & (frame["split"] == split)]
     if rows.empty:
@@ -136,12 +134,51 @@ def largest(frame: pd.DataFrame, run: str, metric: str, **where: Any) -> Measure
     return Measured(value, value, f"{value:.3g}")
 
 
+def at_equal_time(
+    frame: pd.DataFrame, a: str, b: str, metric: str, split: str, t_comm: float
+) -> Measured:
+    """Run ``a`` minus run ``b`` at the latest time that both reach, paired by seed.
+
+    A local step takes ``3 t_comm/Q + 1`` time units; values between evaluations are
+    interpolated. For records with the columns Q and clock (local steps).
+    """
+    return _interval(_gap_in_time(frame, a, b, metric, split, t_comm))
+
+
+def gap_growth(
+    frame: pd.DataFrame, a: str, b: str, metric: str, split: str, low: float, high: float
+) -> Measured:
+    """How much the gap of :func:`at_equal_time` grows from ``t_comm = low`` to ``high``."""
+    gaps = [_gap_in_time(frame, a, b, metric, split, t) for t in (high, low)]
+    return _interval(gaps[0] - gaps[1])
+
+
+def _gap_in_time(frame, a, b, metric, split, t_comm) -> np.ndarray:
+    tables = []
+    for run in (a, b):
+        rows = frame[(frame["run"] == run) & (frame["metric"] == metric)]
+        rows = rows[rows["split"] == split]
+        if rows.empty:
+            raise FedlibError(f"The record has no rows for run '{run}', metric '{metric}'.")
+        wide = rows.pivot_table(index="clock", columns="seed", values="value", dropna=False)
+        wide.index = wide.index * (3 * t_comm / rows["Q"].iloc[0] + 1)
+        tables.append(wide)
+    until = min(table.index.max() for table in tables)
+    one, other = (
+        np.array([np.interp(until, table.index, table[seed]) for seed in tables[0]])
+        for table in tables
+    )
+    return one - other
+
+
 MEASURES: dict[str, Callable[..., Measured]] = {
     "paired": paired,
     "final": final,
     "diverged": diverged,
     "slope": slope,
     "largest": largest,
+    "at_equal_time": at_equal_time,
+    "gap_growth": gap_growth,
 }
 
 # ------------------------------------------------------------------ from checks to a verdict

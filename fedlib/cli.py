@@ -76,7 +76,8 @@ def run(
 
     record = experiments.run(paper, experiment, profile, seeds, device, out)
     for name, where in record.manifest["diverged"].items():
-        typer.echo(f"{name}: diverged, seed to round {where}.")
+        seeds = ", ".join(f"seed {seed} by round {t}" for seed, t in where.items())
+        typer.echo(f"{name} diverged: {seeds}.")
     typer.echo(f"Wrote {record.path}")
     typer.echo(f"Wrote {record.manifest_path}")
 
@@ -179,5 +180,3 @@ def data_verify(
 def main() -> None:
     """Entry point of the command ``fedlib``."""
     app()
-
-

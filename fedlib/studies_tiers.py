@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from fedlib import datasets, models, partition
+from fedlib import datasets, models, partition, theory
 from fedlib.algorithms.tiers import TDCD, TieredTask
 from fedlib.errors import unknown
 from fedlib.simulate import simulate
@@ -66,13 +66,17 @@ def build_models(s: Settings, features: list[np.ndarray]) -> list[models.Model]:
 
 
 def runs_of(s: Settings) -> list[dict]:
-    """Return the runs of a sweep: for every Q, each product ηQ of the grid, and the equal η."""
+    """Return the runs of a sweep.
+
+    For every Q: each product ηQ of the grid, and each equal η with each number of clients.
+    """
     runs = list(s.get("runs", []))
     for Q in s.get("local_steps", []):
         for product in s.get("products", []):
             runs.append(dict(run=f"Q={Q}, ηQ={product:g}", Q=Q, lr=product / Q))
-        for lr in s.get("equal_lr", []):
-            runs.append(dict(run=f"Q={Q}, η={lr:g}", Q=Q, lr=lr))
+        for K in s.get("clients_grid", []):
+            for lr in s.get("equal_lr", []):
+                runs.append(dict(run=f"Q={Q}, K={K}", Q=Q, lr=lr, clients=K))
     return runs
 
 
@@ -107,3 +111,16 @@ def sweep(job: Job) -> Outcome:
         frames.append(history.frame.assign(**columns))
         diverged |= {run["run"]: history.diverged} if history.diverged else {}
     return Outcome(pd.concat(frames, ignore_index=True), diverged, hashes)
+
+
+def latency(job: Job) -> Outcome:
+    """Tabulate the time of a local step relative to ``Q = 1``, in the paper's units."""
+    rows = []
+    for t_comm in (10.0, 100.0):
+        one = theory.tdcd_round_time(t_comm=t_comm, t_comp=1.0, Q=1)
+        for Q in job.settings["local_steps"]:
+            step = theory.tdcd_round_time(t_comm=t_comm, t_comp=1.0, Q=Q) / Q
+            row = dict(run=f"t_comm={t_comm:g}", seed=0, Q=Q, split="time")
+            rows += [row | dict(metric="step", value=step)]
+            rows += [row | dict(metric="gain", value=one / step)]
+    return Outcome(pd.DataFrame(rows), {}, {})

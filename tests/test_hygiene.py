@@ -15,6 +15,8 @@ import strip
 
 ROOT = build.ROOT
 MEASURED = [  # pages on which a number is a measurement unless data/ says otherwise
+    *sorted(ROOT.glob("notebooks/*/1_derive.ipynb")),
+    *sorted(ROOT.glob("notebooks/*/2_build.ipynb")),
     *sorted(ROOT.glob("notebooks/*/3_reproduce.ipynb")),
     ROOT / "book" / "index.md",
     ROOT / "book" / "scoreboard.md",
@@ -78,8 +80,7 @@ def faults(cell) -> list[str]:
     if lines > 20:
         found.append(f"{lines} lines; at most 20 are read with pleasure")
     told = cell.metadata.get("mystnb", {})
-    shows = re.search(r"\bplt\.show\(|\bplotting\.show\(", cell.source)
-    if told.get("figure") or told.get("image") or shows:
+    if told.get("figure") or told.get("image") or shows(cell.source):
         figure, image = told.get("figure", {}), told.get("image", {})
         lacking = [key for key in ("caption", "name") if not str(figure.get(key, "")).strip()]
         lacking += [] if str(image.get("alt", "")).strip() else ["alt"]
@@ -91,6 +92,14 @@ def faults(cell) -> list[str]:
     if "keep_output" in tags and not cell.outputs:
         found.append("is tagged keep_output and keeps none")
     return found
+
+
+def shows(source: str) -> bool:
+    """Tell whether a cell shows a figure when it runs; a function that shows one later does not."""
+    later = (ast.FunctionDef, ast.ClassDef)
+    now = [node for node in ast.parse(source).body if not isinstance(node, later)]
+    calls = (call for node in now for call in ast.walk(node) if isinstance(call, ast.Call))
+    return any(ast.unparse(call.func) in ("plt.show", "plotting.show") for call in calls)
 
 
 def test_figure_and_equation_names_are_used_once():
@@ -179,6 +188,7 @@ NOT_PROSE = [
     r"`[^`\n]*`",
     r"<[^>\n]*>",
     r"\]\([^)\n]*\)",  # link targets
+    r"^:{3,}\{.*$",  # titles of directives, which name places in a paper
     r"https?://\S+",
     r"^ *:[a-z-]+:.*$",  # directive options
     r"(?:\b(?i:sections?|theorems?|propositions?|corollary|corollaries|lemmas?|tables?|figures?"
@@ -202,6 +212,7 @@ def typed_numbers(markdown: str) -> list[str]:
 def test_the_search_for_typed_numbers_finds_them():
     page = "Reaches 0.83 (91% of it, 12 per cent).\n\n```python\nx = 0.5\n```\nAt $a=0.1$, `0.2`,"
     page += " Theorem 3.1 and Sections 4.2, 4.3 and B.1, {numref}`a-1.5`, 250 clients.\n\n$$ 0.7 $$"
+    page += "\n\n:::{prf:lemma} Drift (3.4)\n:::\n"
     assert typed_numbers(page) == ["0.83", "91", "12"]
 
 

@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from fedlib import models
+from fedlib.errors import FedlibError
 from fedlib.local import local_sgd
 from fedlib.rng import stream
 from fedlib.tasks import Batch, FederatedDataset, Task
@@ -37,7 +38,6 @@ CASES = {
     "cifar_cnn": (models.cifar_cnn, (3, 32, 32)),
     "small_cnn": (lambda: models.small_cnn((1, 8, 12), 3), (1, 8, 12)),
     "lstm": (lambda: models.lstm(5, 4, 3), (6, 5)),
-    "resnet18": (lambda: models.resnet18((3, 16, 16), 3), (3, 16, 16)),
     "any module": (lambda: models.Model(_Plain()), (8,)),
 }
 
@@ -63,6 +63,18 @@ def test_batched_gradient_equals_autograd_on_each_copy(name):
         nn.functional.cross_entropy(out, task.data.y[batch.rows[c]]).backward()
         alone = parameters_to_vector([p.grad for p in module.parameters()])
         assert torch.allclose(gradients[c], alone, atol=1e-12)
+
+
+def test_resnet18_batched_equals_the_module():
+    model = models.resnet18((3, 16, 16), 3)
+    theta = model.init(stream(0, "init"), 2)
+    theta[1] += 0.01
+    x = torch.from_numpy(np.random.default_rng(0).standard_normal((2, 2, 3, 16, 16)))
+    with torch.no_grad():
+        out = model.apply(theta, x)
+        assert torch.allclose(out[1], _module_with(model, theta[1])(x[1]), atol=1e-10)
+    with pytest.raises(FedlibError, match="batch, group"):
+        models.resnet18((3, 16, 16), 3, "layer")
 
 
 def test_parameter_counts_of_the_paper():
@@ -175,8 +187,6 @@ def test_augmentation_is_one_crop_and_flip_a_batch():
 
 
 def test_errors_say_what_came_and_what_was_expected():
-    from fedlib.errors import FedlibError
-
     x, y = np.zeros((4, 2)), np.zeros(4, dtype=int)
     with pytest.raises(FedlibError, match="two clients"):
         FederatedDataset.build(x, y, [np.array([0, 1]), np.array([1, 2])])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,8 @@ from pathlib import Path
 import browser
 import build
 import pytest
+
+from fedlib import claims
 
 PAGES = build.toc_pages()
 SCHEMES = {"light": False, "dark": True}
@@ -135,6 +138,26 @@ def test_a_notebook_page_offers_download_and_colab(notebook, html):
     assert (html / "_sources" / notebook).is_file()
     assert "https://colab.research.google.com/github/" in page
     assert f"/blob/main/{notebook.as_posix()}" in page
+    assert "begin there with %pip install git+https://" in page, "the hint on the Colab button"
+
+
+@pytest.mark.parametrize("paper", claims.papers())
+def test_every_claim_and_every_check_is_on_the_scoreboard(paper, html):
+    page = (html / "book" / "scoreboard.html").read_text("utf-8")
+    counted = {"holds": 0, "fails": 0, "open": 0}
+    for row in claims.judge(paper):
+        assert f'id="{row["id"].lower()}"' in page
+        for check in claims.checks(paper, row["id"]):
+            counted[{True: "holds", False: "fails", None: "open"}[check.holds]] += 1
+    shown = {word: page.count(f'check-sign check-{word}"') for word in counted}
+    assert shown == counted
+
+
+def test_every_erratum_has_an_address(html):
+    page = (html / "book" / "errata.html").read_text("utf-8")
+    for path in (build.ROOT / "data" / "errata").glob("*.toml"):
+        for erratum in tomllib.loads(path.read_text("utf-8"))["erratum"]:
+            assert f'id="{erratum["id"].lower()}"' in page
 
 
 @every_page

@@ -1,7 +1,7 @@
 """What the book adds to Sphinx: the claims tables, the errata, and pages that stay offline.
 
-``claims-table`` and ``errata-table`` render facts that live in ``data/``, so that no page repeats
-them by hand.
+``claims-table`` and ``errata-table`` render facts that live in ``data/``, and ``install-cell`` the
+address that lives in ``_config.yml``, so that no page repeats them by hand.
 """
 
 from __future__ import annotations
@@ -19,10 +19,14 @@ from sphinx.application import Sphinx
 from sphinx.config import Config
 from sphinx.util.docutils import SphinxDirective
 
+from fedlib import claims
 from fedlib.errors import FedlibError
 
 SIGNS = {True: "holds", False: "fails", None: "open"}
-PROVENANCE = re.compile(r"Record \S+\.(smoke|quick|paper)\b.*\bcommit \S+")
+TOLD = {
+    "provenance": re.compile(r"Record \S+\.(smoke|quick|paper)\b.*\bcommit \S+"),
+    "verdict-note": re.compile(r"[A-Z]{3,}\d?-C\S+: [A-Z ]+\."),
+}
 FACT = re.compile(r"(?<![\w`-])([A-Z]{3,}\d?-[CE]\d+(?:-[a-z]+)?)(?![\w`-])")
 
 
@@ -81,8 +85,6 @@ class ClaimsTable(Facts):
 
     def run(self) -> list[nodes.Node]:
         """Judge the claims from the stored records and lay them out."""
-        from fedlib import claims
-
         asked = self.arguments[0].strip()
         papers = claims.papers() if asked == "all" else [asked]
         if not papers:
@@ -105,8 +107,6 @@ class ClaimsTable(Facts):
 
     def summary(self, judged: dict[str, list[dict]]) -> nodes.table:
         """Return the counts: a row a paper, a pill for each verdict that occurs."""
-        from fedlib import claims
-
         body = []
         for paper, rows in judged.items():
             pills = nodes.bullet_list(classes=["verdict-counts"])
@@ -145,7 +145,8 @@ class ClaimsTable(Facts):
         where = self.inline(row["where"])
         words = where[0].children if len(where) == 1 else where
         head += [nodes.Text(" · "), nodes.inline("", "", *words), self.verdict(row["verdict"])]
-        theirs = _box("claim-paper", _label("The paper reports"), *self.inline(row["paper_reports"]))
+        reported = self.inline(row["paper_reports"])
+        theirs = _box("claim-paper", _label("The paper reports"), *reported)
         ours = _box("claim-ours", _label("We measure"), *self.measured(checks))
         card += [head, _box("claim-statement", *self.inline(row["statement"]))]
         card += _box("claim-sides", theirs, ours)
@@ -166,11 +167,11 @@ class ClaimsTable(Facts):
             word = SIGNS[check.holds]
             sign = nodes.inline("", word, classes=["check-sign", f"check-{word}"])
             value = nodes.strong(text=_minus(check.measured), classes=["check-value"])
-            seen = [] if check.holds is None else [value, nodes.Text(" · ")]
+            seen = [] if check.holds is None else [value, nodes.Text(" ")]
             asked = nodes.inline("", f"asked: {_minus(check.bounds)}", classes=["check-bounds"])
             lines = (
-                nodes.paragraph("", "", nodes.Text(check.quantity), classes=["check-what"]),
-                nodes.paragraph("", "", *seen, asked),
+                nodes.paragraph(text=_together(check.quantity), classes=["check-what"]),
+                nodes.paragraph("", "", *seen, asked, classes=["check-seen"]),
             )
             items += nodes.list_item("", nodes.paragraph("", "", sign), _box("check", *lines))
         return [items]
@@ -236,28 +237,32 @@ def _label(text: str) -> nodes.paragraph:
     return nodes.paragraph(text=text, classes=["claim-label"])
 
 
+def _together(text: str) -> str:
+    return re.sub(r" ([=≥≤]) ", "\N{NO-BREAK SPACE}\\1\N{NO-BREAK SPACE}", text)
+
+
 def _minus(text: str) -> str:
     return re.sub(r"(?<![\w.])-(?=[\d.])", "\N{MINUS SIGN}", text)
 
 
-def mark_provenance(app: Sphinx, doctree: nodes.document) -> None:
-    """Mark the printed lines that say which record a figure comes from, to be set small."""
-    for block in doctree.findall(nodes.literal_block):
+def mark_told(app: Sphinx, doctree: nodes.document) -> None:
+    """Mark printed lines that are prose; where a figure's record comes from goes under it."""
+    for block in list(doctree.findall(nodes.literal_block)):
         lines = block.astext().strip().splitlines()
-        if lines and all(PROVENANCE.match(line) for line in lines):
-            block["classes"].append("provenance")
-            if isinstance(block.parent, nodes.container):
-                block.parent["classes"].append("has-provenance")
+        for name, pattern in TOLD.items():
+            if lines and all(pattern.match(line) for line in lines):
+                block["classes"].append(name)
+                if name == "provenance" and "cell_output" in block.parent.get("classes", []):
+                    block.parent.append(block.parent.pop(block.parent.index(block)))
 
 
-def tell_colab_readers(
-    app: Sphinx, page: str, template: str, context: dict, tree: object
-) -> None:
+def tell_colab_readers(app: Sphinx, page: str, template: str, context: dict, tree: object) -> None:
     """Say on the Colab button what to do first: fedlib is not there."""
-    for button in context.get("header_buttons", []):
-        for entry in button.get("buttons", []):
-            if "colab" in str(entry.get("url", "")):
-                entry["tooltip"] = f"Open in Colab; begin there with %pip install {_package(app.config)}"
+    hint = f"Open in Colab; begin there with %pip install {_package(app.config)}"
+    for group in context.get("header_buttons", []):
+        for button in group.get("buttons", []):
+            if "colab" in str(button.get("url", "")):
+                button["tooltip"] = hint
 
 
 def drop_thebe_files(app: Sphinx, page: str, template: str, context: dict, tree: object) -> None:
@@ -318,7 +323,7 @@ def setup(app: Sphinx) -> dict:
     app.connect("builder-inited", add_styles)
     app.connect("autodoc-process-signature", plain_signature)
     app.connect("build-finished", drop_font_hints)
-    app.connect("doctree-read", mark_provenance)
+    app.connect("doctree-read", mark_told)
     app.connect("html-page-context", tell_colab_readers, priority=950)
     app.connect("html-page-context", drop_thebe_files, priority=950)
     app.connect("doctree-resolved", drop_thebe_nodes, priority=950)

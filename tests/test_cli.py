@@ -1,0 +1,228 @@
+"""The command line: what it prints, where it writes, and how it says no."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import fedlib
+from fedlib import bench, claims, experiments, models, results
+from fedlib.cli import app
+
+PAPER = "participation"
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDLIB_DATA", str(tmp_path / "cache"))
+    monkeypatch.delenv("FEDLIB_MIRROR", raising=False)
+
+
+def call(*arguments, code=0):
+    """Run a command in this process and return its outcome, which must end with ``code``."""
+    done = CliRunner().invoke(app, [str(a) for a in arguments])
+    assert done.exit_code == code, done.output
+    assert "Traceback" not in done.output
+    return done
+
+
+def process(*arguments, code=""):
+    """Run the command line, or ``code``, in a process of its own."""
+    env = os.environ | {"PYTHONPATH": str(Path(fedlib.__file__).parents[1])}
+    command = [sys.executable, "-c", code or "from fedlib.cli import main; main()", *arguments]
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+
+
+# --- list, run ------------------------------------------------------------------------------------
+
+
+def test_list():
+    rows = json.loads(call("list", "--json").stdout)
+    assert rows == [row for paper in experiments.papers() for row in experiments.describe(paper)]
+    assert {"paper", "experiment", "where", "title", "profiles"} == set(rows[0])
+    lines = call("list").stdout.splitlines()
+    assert len(lines) == len(rows) + 2
+    assert lines[0].split() == list(rows[0]) and set(lines[1]) == {"-", " "}
+    for row, line in zip(rows, lines[2:], strict=True):
+        assert line.startswith(f"{row['paper']}  {row['experiment']} ") and row["title"] in line
+
+
+def test_run_ends_by_naming_its_files(tmp_path):
+    done = call("run", PAPER, "figB2", "--profile", "smoke", "--out", tmp_path / "out")
+    files = [tmp_path / "out" / PAPER / f"figB2.smoke.{end}" for end in ("csv.gz", "json")]
+    assert done.stdout.splitlines()[-2:] == [f"Wrote {path}" for path in files]
+    assert all(path.exists() for path in files)
+    assert len(list((tmp_path / "out" / PAPER).iterdir())) == 2
+
+
+def test_run_passes_on_its_options_and_tells_of_divergence(tmp_path, monkeypatch):
+    seen = []
+    manifest = dict(diverged={"wild": {"1": 30, "2": 40}})
+    record = results.Record(pd.DataFrame(), manifest, tmp_path / "e.quick.csv.gz")
+    monkeypatch.setattr(experiments, "run", lambda *given: seen.append(given) or record)
+    done = call("run", PAPER, "fig1")
+    assert "wild diverged: seed 1 by round 30, seed 2 by round 40." in done.stdout
+    assert f"Wrote {tmp_path / 'e.quick.json'}" in done.stdout
+    options = ["--profile", "paper", "--seeds", "3", "--device", "cpu", "--out", "elsewhere"]
+    call("run", PAPER, "fig1", *options)
+    assert seen == [
+        (PAPER, "fig1", "quick", None, "auto", Path("runs")),
+        (PAPER, "fig1", "paper", 3, "cpu", Path("elsewhere")),
+    ]
+
+
+def test_run_with_one_seed(tmp_path):
+    call("run", PAPER, "figD1", "--profile", "smoke", "--seeds", 1, "--out", tmp_path)
+    assert results.load(PAPER, "figD1", "smoke", tmp_path).manifest["seeds"] == [1]
+
+
+# --- claims, stale --------------------------------------------------------------------------------
+
+
+def test_claims():
+    rows = json.loads(call("claims", "--json").stdout)
+    assert rows == claims.judge(PAPER) == json.loads(call("claims", PAPER, "--json").stdout)
+    columns = {"id", "statement", "rule", "measured", "verdict", "record", "profile"}
+    assert all(columns <= set(row) for row in rows)
+    text = call("claims").stdout
+    for row in rows:
+        assert f"{row['id']}  {row['verdict'].upper()}  ({row['record']})" in text
+        assert row["statement"] in text
+        assert all(f"measured {m}\n" in text for m in row["measured"].split("; "))
+
+
+def test_claims_of_another_folder(tmp_path):
+    rows = json.loads(call("claims", "--json", "--out", tmp_path).stdout)
+    assert {row["verdict"] for row in rows} == {claims.NO_RECORD}
+
+
+def test_stale_is_silent_until_something_is_stale(tmp_path, monkeypatch):
+    record = experiments.run(PAPER, "figB1", "smoke", out=tmp_path, progress=False)
+    monkeypatch.setattr(results, "folder", lambda out=None: tmp_path)
+    assert call("stale").output == "" and json.loads(call("stale", "--json").stdout) == []
+    record.manifest_path.write_text(json.dumps(record.manifest | {"source": "another"}))
+    (row,) = json.loads(call("stale", "--json").stdout)
+    assert row["record"] == f"{PAPER}/figB1.smoke" and row["date"] == record.manifest["date"]
+    assert row["again"] == f"fedlib run {PAPER} figB1 --profile smoke --out data/results"
+    assert row["again"] in call("stale").stdout
+
+
+# --- bench, data ----------------------------------------------------------------------------------
+
+
+def test_bench(monkeypatch):
+    work = {"tiny": (lambda: models.softmax(4, 10), (4,), 3, 2, 2)}
+    monkeypatch.setattr(bench, "WORK", work)
+    (row,) = json.loads(call("bench", "--json").stdout)
+    assert set(row) == {"name", "seconds", "reference_seconds", "ratio", "device"}
+    assert row["name"] == "tiny" and row["ratio"] > 0
+    assert call("bench", "local-sgd").stdout.splitlines()[0].split() == list(row)
+
+
+def test_data_list():
+    rows = {row["name"]: row for row in json.loads(call("data", "list", "--json").stdout)}
+    assert set(rows) >= {"digits", "mnist", "fashion-mnist", "cifar10"}
+    assert rows["digits"]["here"] == "embedded" and rows["mnist"]["here"] == "no"
+    assert "fashion-mnist" in call("data", "list").stdout
+
+
+def test_data_get_and_verify(tmp_path):
+    assert "'digits' is embedded" in call("data", "get", "digits").stdout
+    (row,) = json.loads(call("data", "verify", "digits", "--json").stdout)
+    assert row["state"] == "ok"
+    rows = json.loads(call("data", "verify", "--json").stdout)
+    assert {r["state"] for r in rows if r["name"] == "mnist"} == {"missing"}
+    target = tmp_path / "cache" / "mnist" / "t10k-labels-idx1-ubyte.gz"
+    target.parent.mkdir(parents=True)
+    target.write_bytes(b"not this")
+    assert "corrupt" in call("data", "verify", "mnist", code=1).stdout
+
+
+# --- how it says no -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "command, words",
+    [
+        ("run participaton fig1", ["'participation'?", "Valid: participation"]),
+        ("run participation fg1", ["Did you mean 'fig1'?", "Valid: ", "figD3", "speedup"]),
+        ("run participation fig1 --profile fast", ["'fast'", "Valid: paper, quick, smoke."]),
+        ("run participation fig1 --device gpu", ["'gpu'", "Valid: auto, cpu, cuda."]),
+        ("claims participaton", ["Did you mean 'participation'?"]),
+        ("bench local-sdg", ["Did you mean 'local-sgd'?"]),
+        ("data get mnits", ["Did you mean 'mnist'?", "Valid: ", "digits"]),
+        ("data verify mnits", ["Did you mean 'mnist'?"]),
+    ],
+)
+def test_unknown_names(command, words):
+    done = call(*command.split(), code=2)
+    assert done.stdout == "" and done.stderr.startswith("fedlib: ")
+    assert all(word in done.stderr for word in words), done.stderr
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *("rum", "run", "list --yaml"),
+        *(f"run participation fig1 --seeds {seeds}" for seeds in (0, "many")),
+    ],
+)
+def test_usage(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = call(*command.split(), code=2)
+    assert done.stdout == "" and "Usage:" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_cuda_without_cuda(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    done = call("run", PAPER, "fig1", "--device", "cuda", code=2)
+    assert "PyTorch sees no CUDA device here" in done.stderr and "--device cpu" in done.stderr
+
+
+def test_a_folder_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    done = call("run", PAPER, "figB1", "--out", tmp_path / "file", code=2)
+    assert "Cannot write to" in done.stderr and "--out" in done.stderr
+
+
+def test_interruption_ends_quietly(monkeypatch):
+    def interrupted(*given):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(experiments, "run", interrupted)
+    done = call("run", PAPER, "fig1", code=130)
+    assert done.stderr == "Interrupted. Run the same command again to go on.\n"
+
+
+# --- as a process ---------------------------------------------------------------------------------
+
+
+def test_entry_point_prints_mistakes_for_people():
+    done = process("run", PAPER, "figg1")
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith("fedlib: Unknown experiment 'figg1'. Did you mean 'fig1'?")
+    assert "Traceback" not in done.stderr
+
+
+def test_importing_fedlib_brings_nothing_of_jupyter():
+    code = (
+        "import sys, fedlib, fedlib.cli, fedlib.experiments, fedlib.claims, fedlib.bench\n"
+        "print(*{name.partition('.')[0] for name in sys.modules})"
+    )
+    done = process(code=code)
+    assert done.returncode == 0, done.stderr
+    found = set(done.stdout.split())
+    assert {"fedlib", "torch", "pandas"} <= found
+    unwanted = (
+        "IPython ipykernel jupyter jupyter_core notebook nbformat ipywidgets matplotlib pooch"
+    )
+    assert not found & set(unwanted.split())

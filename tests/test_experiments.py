@@ -1,0 +1,217 @@
+"""Every experiment runs at smoke, says where it comes from, and says the same thing twice."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from fedlib import claims, datasets, experiments, results, studies
+from fedlib.errors import FedlibError
+
+PAPER = "participation"
+NAMES = [(paper, name) for paper in experiments.papers() for name in experiments.names(paper)]
+ONE_OF_A_KIND = ["fig2", "figB2", "factor", "heterogeneity"]  # and speedup, with fewer rounds
+MANIFEST = {
+    *("paper", "experiment", "profile", "settings", "seeds", "wall_seconds", "device"),
+    *("versions", "commit", "data", "fidelity", "diverged", "source", "date"),
+}
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDLIB_DATA", str(tmp_path / "cache"))
+    monkeypatch.delenv("FEDLIB_MIRROR", raising=False)
+
+
+@pytest.fixture(scope="module")
+def smoke(tmp_path_factory):
+    """Return a function that runs an experiment at smoke once, and the folder of the records."""
+    out, made = tmp_path_factory.mktemp("smoke"), {}
+
+    def obtain(paper, name):
+        if (paper, name) not in made:
+            made[paper, name] = experiments.run(paper, name, "smoke", out=out, progress=False)
+        return made[paper, name]
+
+    obtain.out = out
+    return obtain
+
+
+def again(name, out, **options):
+    return experiments.run(PAPER, name, "smoke", out=out, progress=False, **options)
+
+
+# --- every experiment -----------------------------------------------------------------------------
+
+
+def test_every_kind_of_study_has_an_experiment():
+    kinds = {experiments.settings(p, n, "smoke")["kind"] for p, n in NAMES}
+    assert kinds == set(studies.KINDS)
+    assert {n for p, n in NAMES if p == PAPER} >= {
+        *("fig1", "fig2", "figB1", "figB2", "figD1", "figD2", "figD3"),
+        *("factor", "heterogeneity", "speedup"),
+    }
+
+
+@pytest.mark.parametrize("paper, name", NAMES, ids=[f"{p}-{n}" for p, n in NAMES])
+def test_smoke_record(paper, name, smoke):
+    record = smoke(paper, name)
+    m, s = record.manifest, experiments.settings(paper, name, "smoke")
+    assert set(m) == MANIFEST and not record.stale
+    assert (m["paper"], m["experiment"], m["profile"]) == (paper, name, "smoke")
+    assert m["settings"] == json.loads(json.dumps(s))
+    assert m["seeds"] == list(range(1, s["seeds"] + 1))
+    assert m["source"] == results.source_hash(s["kind"]) and m["diverged"] == {}
+    assert m["versions"]["torch"] == torch.__version__ and m["wall_seconds"] >= 0
+    assert re.fullmatch(r"[0-9a-f]{40}\+?|unknown", m["commit"])
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", m["date"])
+    if s["kind"] in ("training", "heterogeneity"):
+        assert m["data"] == datasets.load("digits", progress=False).hashes
+        assert m["fidelity"] == "canonical" and "digits, a substitute" in record.provenance()
+    else:
+        assert m["data"] == {} and m["fidelity"] == "none" and "digits" not in record.provenance()
+    frame = record.frame
+    assert list(frame["run"].unique()) == [run["run"] for run in s["runs"]]
+    assert set(frame["seed"]) == ({0} if s["kind"] == "toy" else set(m["seeds"]))
+    assert np.isfinite(frame["value"]).all() and not frame.duplicated().any()
+    loaded = results.load(paper, name, "smoke", smoke.out)
+    pd.testing.assert_frame_equal(loaded.frame, frame)
+    files = sorted(p.name for p in (smoke.out / paper).glob(f"*{name}.*"))
+    assert files == [f"{name}.smoke.csv.gz", f"{name}.smoke.json"], "no checkpoints are left"
+
+
+def test_training_record_holds_the_whole_curve(smoke):
+    frame = smoke(PAPER, "fig1").frame
+    assert set(zip(frame["split"], frame["metric"], strict=True)) == {
+        (split, metric) for split in ("train", "test") for metric in ("loss", "accuracy")
+    }
+    for _, curve in frame.groupby(["run", "seed", "split", "metric"]):
+        assert curve["round"].tolist() == list(range(0, 61, 10)), "counted after the warm-up"
+    first = frame[frame["round"] == 0].pivot_table("value", "seed", "run", sort=False)
+    assert (first.nunique(axis=1) == 1).all(), "all runs start from the same warm-up"
+
+
+@pytest.mark.parametrize("name", ONE_OF_A_KIND)
+def test_two_runs_give_the_same_bytes(name, smoke, tmp_path):
+    first, second = smoke(PAPER, name), again(name, tmp_path)
+    assert first.path.read_bytes() == second.path.read_bytes()
+    assert first.path.parent != second.path.parent
+    timeless = [{k: v for k, v in r.manifest.items() if k not in ("date", "wall_seconds")}
+                for r in (first, second)]  # fmt: skip
+    assert timeless[0] == timeless[1]
+
+
+def test_seeds_are_runs_of_their_own(smoke, tmp_path):
+    both, one = smoke(PAPER, "fig2"), again("fig2", tmp_path / "a", seeds=1)
+    assert one.manifest["seeds"] == [1] and set(one.frame["seed"]) == {1}
+    assert not one.stale
+    kept, alone = (f[(f["seed"] == 1) & (f["metric"] == "loss")] for f in (both.frame, one.frame))
+    assert kept["round"].tolist() == alone["round"].tolist()
+    np.testing.assert_allclose(kept["value"], alone["value"], rtol=1e-4)
+    chosen = again("figD1", tmp_path / "b", seeds=[7, 3])
+    assert chosen.manifest["seeds"] == [7, 3] and set(chosen.frame["seed"]) == {7, 3}
+    assert "2 seeds" in chosen.provenance() and "1 seed," in one.provenance()
+
+
+def test_claims_can_be_judged_from_smoke_records(smoke):
+    for paper, name in NAMES:
+        smoke(paper, name)
+    for row in claims.judge(PAPER, smoke.out):
+        assert row["verdict"] in (claims.REPRODUCED, claims.REDUCED, claims.PARTLY, claims.NOT)
+        assert row["profile"] == "smoke" and ".smoke" in row["record"]
+
+
+# --- diverged -------------------------------------------------------------------------------------
+
+
+def test_divergence_is_in_the_manifest(tmp_path, monkeypatch):
+    table = copy.deepcopy(experiments._table(PAPER))
+    table["figD1"]["runs"] = [
+        dict(run="calm", algorithm="fedavg", process="independent", lr=0.1, compress_lr=False),
+        dict(run="wild", algorithm="fedavg", process="independent", lr=1e38, compress_lr=False),
+    ]
+    monkeypatch.setattr(experiments, "_table", lambda paper: table)
+    record = again("figD1", tmp_path)
+    assert record.manifest["diverged"] == {"wild": {"1": 10, "2": 10}}
+    calm, wild = (record.frame[record.frame["run"] == run] for run in ("calm", "wild"))
+    assert np.isfinite(calm["value"]).all() and calm["round"].max() == 60
+    assert wild["round"].max() == 10, "nothing is run once every seed has diverged"
+    got = claims.diverged(record.frame, "wild")
+    assert (got.low, got.high, got.text) == (1, 1, "2 of 2 seeds")
+    assert claims.diverged(record.frame, "calm").high == 0
+
+
+# --- settings, and what is refused ----------------------------------------------------------------
+
+
+def test_layers_of_settings(monkeypatch):
+    table = {
+        "title": "t",
+        "profiles": {p: dict(a=p, b=p, c=p) for p in results.PROFILES},
+        "common": dict(a=0, z=0),
+        "e": dict(b=1, d=1, smoke=dict(c="own", seeds=9), where="", title=""),
+        "f": dict(only=["paper"], where="", title=""),
+    }
+    monkeypatch.setattr(experiments, "_table", lambda paper: table)
+    got = experiments.settings("p", "e", "smoke")
+    assert got == dict(a="smoke", b="smoke", c="own", d=1, z=0, seeds=9, where="", title="")
+    assert experiments.settings("p", "e", "quick")["c"] == "quick"
+    assert experiments.names("p") == ["e", "f"]
+    with pytest.raises(FedlibError, match=r"profile of f 'smoke'.* Valid: paper\."):
+        experiments.settings("p", "f", "smoke")
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (("participaton", "fig1", "smoke"), r"Did you mean 'participation'\? Valid: "),
+        ((PAPER, "fgi1", "smoke"), r"experiment 'fgi1'\. Did you mean 'fig1'\? Valid: .*figD3"),
+        ((PAPER, "fig1", "smok"), r"Did you mean 'smoke'\? Valid: paper, quick, smoke"),
+        ((PAPER, "fig1", "smoke", 0), "at least one"),
+        ((PAPER, "fig1", "smoke", [2, 2]), "different"),
+        ((PAPER, "fig1", "smoke", [-1]), "non-negative"),
+        ((PAPER, "fig1", "smoke", 1, "tpu"), r"device 'tpu'.* Valid: auto, cpu, cuda"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_at_once(arguments, message, tmp_path):
+    with pytest.raises(FedlibError, match=message):
+        experiments.run(*arguments, out=tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+def test_cuda_is_used_only_where_it_is(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert experiments.choose_device() == "cpu"
+    with pytest.raises(FedlibError, match="sees no CUDA device"):
+        experiments.choose_device("cuda")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert experiments.choose_device() == experiments.choose_device("cuda") == "cuda"
+    assert experiments.choose_device("cpu") == "cpu"
+
+
+def test_a_folder_that_cannot_be_made_is_told_before_the_work(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(studies, "KINDS", {})
+    with pytest.raises(FedlibError, match="Cannot write to .*file"):
+        experiments.run(PAPER, "figB1", "smoke", out=tmp_path / "file" / "out")
+
+
+def test_obtain_reads_or_runs(tmp_path, monkeypatch):
+    with pytest.raises(results.MissingRecord):
+        experiments.obtain(PAPER, "figB1", "replay", out=tmp_path)
+    made = experiments.obtain(PAPER, "figB1", "smoke", out=tmp_path)
+    monkeypatch.setattr(studies, "KINDS", {})
+    read = experiments.obtain(PAPER, "figB1", "replay", out=tmp_path)
+    assert read.path == made.path and read.frame.equals(made.frame)
+
+
+def test_notebook_parameters_that_do_not_exist_are_refused():
+    experiments.check_parameters(["profile", "known", "_x"], ["profile", "seeds"])
+    with pytest.raises(FedlibError, match=r"'profle'\. Did you mean 'profile'"):
+        experiments.check_parameters(["profle"], ["profile", "seeds"])
