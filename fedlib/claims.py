@@ -1,13 +1,14 @@
 """Claims of the papers, judged from stored records.
 
 A claim is a statement with checks. A check measures one quantity in a record and asks whether
-its interval lies inside bounds that were fixed before the run. The verdict follows from the
-checks; nobody types it.
+its interval lies inside bounds that were fixed before the record was looked at. The verdict
+follows from the checks; nobody types it.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -71,7 +72,8 @@ def _interval(samples: np.ndarray) -> Measured:
     if len(samples) < 2 or not np.isfinite(samples).all():
         return Measured(mean, mean, f"{mean:.4g}")
     half = float(stats.t.ppf(0.975, len(samples) - 1) * stats.sem(samples))
-    return Measured(mean - half, mean + half, f"{mean:.4g} ± {half:.2g}")
+    digits = max(0, 1 - math.floor(math.log10(half))) if half > 0 else 6
+    return Measured(mean - half, mean + half, f"{mean:.{digits}f} ± {half:.{digits}f}")
 
 
 def last(frame: pd.DataFrame, run: str, metric: str, split: str, window: float = 0.03) -> pd.Series:

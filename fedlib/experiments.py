@@ -44,14 +44,20 @@ def names(paper: str) -> list[str]:
     return [name for name in _table(paper) if name not in _SHARED]
 
 
+def profiles(paper: str, experiment: str) -> Sequence[str]:
+    """Return the profiles at which an experiment can be run."""
+    if experiment not in names(paper):
+        raise unknown("experiment", experiment, names(paper))
+    return _table(paper)[experiment].get("only", PROFILES)
+
+
 def describe(paper: str) -> list[dict[str, str]]:
     """Return one row an experiment: paper, experiment, where in the paper, title, profiles."""
     rows = []
     for name in names(paper):
         entry = _table(paper)[name]
-        profiles = ", ".join(entry.get("only", PROFILES))
         row = dict(paper=paper, experiment=name, where=entry["where"], title=entry["title"])
-        rows.append(row | dict(profiles=profiles))
+        rows.append(row | dict(profiles=", ".join(profiles(paper, name))))
     return rows
 
 
@@ -63,11 +69,8 @@ def settings(paper: str, experiment: str, profile: str) -> dict[str, Any]:
     FedlibError
         For an unknown paper, experiment or profile, with the valid ones.
     """
-    table = _table(paper)
-    if experiment not in names(paper):
-        raise unknown("experiment", experiment, names(paper))
+    valid, table = profiles(paper, experiment), _table(paper)
     entry = table[experiment]
-    valid = entry.get("only", PROFILES)
     if profile not in valid:
         raise unknown(f"profile of {experiment}", profile, valid)
     own = {k: v for k, v in entry.items() if k not in (*PROFILES, "only")}
@@ -222,7 +225,8 @@ def _versions() -> dict[str, str]:
 def _device_name(device: str) -> str:
     if device == "cuda":
         return torch.cuda.get_device_name()
-    return f"CPU ({platform.machine()}, {torch.get_num_threads()} threads)"
+    threads = torch.get_num_threads()
+    return f"CPU ({platform.machine()}, {threads} thread{'s' * (threads > 1)})"
 
 
 def _commit() -> str:

@@ -383,6 +383,7 @@ def _curve(
 def missing(message: str) -> Axes:
     """Draw a note in the place of a figure whose record is not there."""
     ax = plt.gca()
+    ax.figure.set_figheight(1.0)
     ax.set_axis_off()
     ax.text(0.5, 0.5, message, ha="center", va="center", wrap=True, transform=ax.transAxes)
     return ax

@@ -13,6 +13,7 @@ import json
 import os
 import sys
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -170,6 +171,18 @@ def _read(path: Path, page: Path) -> Record:
         raise FedlibError(
             f"Record {path} cannot be read ({error}). Delete it and its .json, and make it again."
         ) from error
+
+
+@functools.lru_cache(maxsize=64)
+def _rows(path: Path, changed: int) -> pd.DataFrame:
+    """Read the rows of a record once for each time that the file changes."""
+    return pd.read_csv(path)
+
+
+def _profiles(paper: str, experiment: str) -> Sequence[str]:
+    from fedlib import experiments
+
+    return experiments.profiles(paper, experiment)
 
 
 def stored(out: str | Path | None = None) -> list[Record]:
