@@ -13,7 +13,8 @@ import torch
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from fedlib import models
+from fedlib import models, partition
+from fedlib.algorithms.tiers import TDCD, TIER_LOSSES, Cohort, TieredTask, draw_ids
 from fedlib.errors import unknown
 from fedlib.local import local_sgd
 from fedlib.rng import stream
@@ -99,7 +100,79 @@ def local_sgd_table() -> list[dict[str, Any]]:
     return rows
 
 
-BENCHES = {"local-sgd": local_sgd_table}
+TIERS = {  # name: model of a silo's features, feature shape, silos, clients, B, Q, loss
+    "linear 76-1, 4 silos": (lambda: models.mlp(19, 1), (19,), 4, 20, 400, 10, "logistic"),
+    "lstm 19-16-1, 4 silos": (lambda: models.lstm(19, 16), (12, 19), 4, 20, 400, 10, "logistic"),
+    "small_cnn, 2 halves": (
+        lambda: models.small_cnn((1, 28, 14), 10), (1, 28, 14), 2, 10, 400, 5, "cross_entropy",
+    ),
+}  # fmt: skip
+
+
+def tiers_loop(task: TieredTask, algorithm: TDCD, x: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """Return a round of TDCD, client by client: one module and one optimizer for each."""
+    ids = draw_ids((0,), 0, len(task.y), algorithm.batch_size)
+    silos = [Cohort.of(task, j, ids, x) for j in range(task.N)]
+    sets = [
+        [copy.deepcopy(task.models[s.j].module).to_empty(device="cpu") for _ in s.theta]
+        for s in silos
+    ]
+    rows = [[r[w > 0] for r, w in zip(s.batch.rows, s.batch.weight, strict=True)] for s in silos]
+
+    def work() -> torch.Tensor:
+        phi = torch.zeros(len(silos), len(ids[0]), task.widths[0])
+        for silo, modules, parts in zip(silos, sets, rows, strict=True):
+            for module, part in zip(modules, parts, strict=True):
+                vector_to_parameters(x[0, task.columns[silo.j]].clone(), module.parameters())
+                with torch.no_grad():
+                    phi[silo.j, part] = module(silo.x[part])
+        blocks = []
+        for silo, modules, parts in zip(silos, sets, rows, strict=True):
+            foreign = phi.sum(0) - phi[silo.j]
+            for module, part in zip(modules, parts, strict=True):
+                optimizer = torch.optim.SGD(module.parameters(), lr=algorithm.lr)
+                for _ in range(algorithm.local_steps):
+                    optimizer.zero_grad()
+                    out = module(silo.x[part]) + foreign[part]
+                    TIER_LOSSES[task.loss_name](out[None], silo.y[part][None]).mean().backward()
+                    optimizer.step()
+            each = [parameters_to_vector(m.parameters()).detach() for m in modules]
+            blocks.append(torch.stack(each).mean(0))
+        return torch.cat(blocks)
+
+    return work
+
+
+def tiers_workload(name: str) -> tuple[TieredTask, TDCD]:
+    """Return the task and the algorithm of one line of the tiers benchmark."""
+    build, shape, silos, clients, B, Q, loss = TIERS[name]
+    rng = stream(0, "bench")
+    features = [rng.standard_normal((2000, *shape)).astype(np.float32) for _ in range(silos)]
+    labels = rng.integers(0, 2 if loss == "logistic" else 10, 2000)
+    rows = partition.grid(2000, [clients] * silos)
+    return TieredTask([build()] * silos, features, labels, rows, loss_name=loss), TDCD(0.01, Q, B)
+
+
+def tiers_table() -> list[dict[str, Any]]:
+    """Time a round of TDCD, all silos' and clients' copies batched, against the loop.
+
+    Returns
+    -------
+    list of dict
+        Rows as in :func:`local_sgd_table`, for one round on the CPU.
+    """
+    rows = []
+    for name in TIERS:
+        task, algorithm = tiers_workload(name)
+        state = algorithm.init(task, (0,))
+        ours = _seconds(lambda a=algorithm, s=state, t=task: a.round(s, t), "cpu")
+        loop = _seconds(tiers_loop(task, algorithm, state.x), "cpu")
+        row = dict(name=name, seconds=round(ours, 5), reference_seconds=round(loop, 5))
+        rows.append(row | dict(ratio=round(loop / ours, 2), device="cpu"))
+    return rows
+
+
+BENCHES = {"local-sgd": local_sgd_table, "tiers": tiers_table}
 
 
 def run(name: str) -> list[dict[str, Any]]:

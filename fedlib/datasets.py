@@ -3,7 +3,9 @@
 Facts live in ``data/datasets/NAME.toml``. A file is looked for in the cache (``FEDLIB_DATA``,
 by default the user's cache folder), then in the mirror (``FEDLIB_MIRROR``, a folder or a URL laid
 out as ``NAME/FILE``), then at the canonical addresses. It is moved into the cache only after its
-decoded content has been checked, so the cache never holds half a file.
+decoded content has been checked, so the cache never holds half a file. A card with a
+``[generator]`` table is made in memory instead, see `fedlib.generators`; a set that only its owner
+may hand out is read from a folder, see `fedlib.layouts`.
 """
 
 from __future__ import annotations
@@ -68,9 +70,10 @@ class DataFile:
 class Card:
     """What is known about a data set; the fields are those of its TOML file.
 
-    ``shape`` is ``(channels, height, width)``; ``mean`` and ``std`` have one entry a channel and
-    apply after division by ``scale``. ``stands_in_for`` and ``cannot_show`` are empty unless the
-    set serves as a substitute for another one.
+    ``shape`` is ``(channels, height, width)``, ``(views, height, width)`` or ``(steps, features)``;
+    ``mean`` and ``std`` have one entry a channel, or one for all, and apply after division by
+    ``scale``. ``stands_in_for`` and ``cannot_show`` are empty unless the set serves as a substitute
+    for another one. ``generator`` holds kind, seed and options of a set that is made.
     """
 
     name: str
@@ -79,7 +82,7 @@ class Card:
     citation: str
     homepage: str
     format: str
-    shape: tuple[int, int, int]
+    shape: tuple[int, ...]
     train: int
     test: int
     classes: tuple[str, ...]
@@ -93,11 +96,17 @@ class Card:
     cannot_show: tuple[str, ...] = ()
     traps: tuple[str, ...] = ()
     if_missing: str = ""
+    generator: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def embedded(self) -> bool:
-        """Whether the set comes with an installed package and needs no download."""
-        return self.format == "sklearn-digits"
+        """Whether the set is made or comes with an installed package: it needs no download."""
+        return self.format in ("sklearn-digits", "generated")
+
+    @property
+    def folder(self) -> bool:
+        """Whether the set is a folder that its owner hands out, and is never downloaded."""
+        return self.format.endswith("-folder")
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,7 +116,8 @@ class Dataset:
     Attributes
     ----------
     train_x, test_x
-        Images, ``float32 [n, channels, height, width]``.
+        ``float32 [n, *card.shape]``: images ``[n, channels, height, width]``, views
+        ``[n, views, height, width]`` or sequences ``[n, steps, features]``.
     train_y, test_y
         Class numbers, ``int64 [n]``.
     classes
@@ -205,6 +215,8 @@ def cache_folder() -> Path:
 def cached(name: str) -> bool:
     """Say whether every file of a data set is in the cache, or needs none. Hashes nothing."""
     found = card(name)
+    if found.folder:
+        return _placed(found) is not None
     return found.embedded or all(_cache_path(found, file).is_file() for file in found.files)
 
 
@@ -221,17 +233,21 @@ def get(name: str, progress: bool = True) -> list[Path]:
     Returns
     -------
     list of Path
-        The files in the cache, in the order of the card; empty for an embedded data set.
+        The files in the cache, in the order of the card; empty for an embedded data set; the
+        folder of a set that its owner hands out.
 
     Raises
     ------
     FedlibError
-        If the name is unknown, the cache cannot be written, or no source gave a good file. The
-        message lists what was tried, with expected and found hashes, and what to do.
+        If the name is unknown, the cache cannot be written, no source gave a good file, or the
+        folder of a set that is never downloaded is not there. The message lists what was tried,
+        with expected and found hashes, and what to do.
     """
     found = card(name)
     if found.embedded:
         return []
+    if found.folder:
+        return [_placed_or_fail(found)]
     return [_obtain(found, file, progress)[0] for file in found.files]
 
 
@@ -241,7 +257,8 @@ def verify(name: str | None = None) -> list[dict[str, Any]]:
     Parameters
     ----------
     name
-        Data set name; all of them when left out.
+        Data set name; all but the made ones when left out, since those are never in the cache.
+        Naming a made set makes it and compares its hash.
 
     Returns
     -------
@@ -250,8 +267,9 @@ def verify(name: str | None = None) -> list[dict[str, Any]]:
         ``"corrupt"``), ``fidelity`` (as in `Dataset`, empty unless ok), ``path`` (None for an
         embedded data set), ``bytes`` (on disk, or None) and ``detail`` (what is wrong, or "").
     """
-    chosen = cards().values() if name is None else [card(name)]
-    return [_verify_file(each, file) for each in chosen for file in each.files]
+    chosen = [card(name)] if name is not None else [c for c in cards().values() if not c.generator]
+    rows = [_verify_file(each, file) for each in chosen for file in each.files]
+    return rows + [_verify_folder(each) for each in chosen if each.folder]
 
 
 def load(name: str, normalise: bool = True, progress: bool = True) -> Dataset:
@@ -278,23 +296,27 @@ def load(name: str, normalise: bool = True, progress: bool = True) -> Dataset:
         As in `get`.
     """
     found = card(name)
-    if found.embedded:
-        payloads = {file.role: _bundled_digits(found) for file in found.files}
-    else:
-        payloads = {file.role: _obtain(found, file, progress)[1] for file in found.files}
-    arrays = _PARSERS[found.format](found, payloads)
-    fidelity = next(
-        (p.fidelity for p in payloads.values() if p.fidelity != "canonical"), "canonical"
-    )
-    if fidelity != "canonical":
+    data = (_load_folder if found.folder else _load_files)(found, normalise, progress)
+    if data.fidelity != "canonical":
         warnings.warn(
-            f"'{name}' is {fidelity}: not verified equal to the canonical release. "
+            f"'{name}' is {data.fidelity}: not verified equal to the canonical release. "
             "Its card lists what that changes.",
             stacklevel=2,
         )
-    train_x, train_y, test_x, test_y = arrays
+    return data
+
+
+def _load_files(found: Card, normalise: bool, progress: bool) -> Dataset:
+    if found.embedded:
+        payloads = {file.role: _bundled(found, progress) for file in found.files}
+    else:
+        payloads = {file.role: _obtain(found, file, progress)[1] for file in found.files}
+    fidelity = next(
+        (p.fidelity for p in payloads.values() if p.fidelity != "canonical"), "canonical"
+    )
+    train_x, train_y, test_x, test_y = _PARSERS[found.format](found, payloads)
     return Dataset(
-        name=name,
+        name=found.name,
         train_x=_images(found, train_x, normalise),
         train_y=train_y.astype(np.int64),
         test_x=_images(found, test_x, normalise),
@@ -313,6 +335,46 @@ def _images(card: Card, raw: np.ndarray, normalise: bool) -> np.ndarray:
         images -= np.asarray(card.mean, dtype=np.float32)[:, None, None]
         images /= np.asarray(card.std, dtype=np.float32)[:, None, None]
     return images
+
+
+# --- folders that are never downloaded -------------------------------------------------------
+
+
+def _placed(card: Card) -> Path | None:
+    """Return the folder of a set in the cache or a mirror folder, or None."""
+    mirror = os.environ.get("FEDLIB_MIRROR", "")
+    roots = [cache_folder()]
+    if mirror and not mirror.startswith(("http://", "https://")):
+        roots.append(Path(mirror).expanduser().absolute())
+    return next((root / card.name for root in roots if (root / card.name).is_dir()), None)
+
+
+def _placed_or_fail(card: Card) -> Path:
+    folder = _placed(card)
+    if folder is None:
+        raise FedlibError(
+            f"'{card.name}' is never downloaded, and {cache_folder() / card.name} is not there. "
+            "What to do: put the folder, or a link to it, at that place; or set FEDLIB_DATA or "
+            f"FEDLIB_MIRROR to the folder that holds {card.name}. {card.if_missing}".rstrip()
+        )
+    return folder
+
+
+def _load_folder(card: Card, normalise: bool, progress: bool) -> Dataset:
+    from fedlib import layouts
+
+    folder = _placed_or_fail(card)
+    return layouts.LAYOUTS[card.format](folder, normalise=normalise, progress=progress)
+
+
+def _verify_folder(card: Card) -> dict[str, Any]:
+    folder = _placed(card)
+    row = {"name": card.name, "file": "(folder)", "state": "missing", "fidelity": "",
+           "path": folder, "bytes": None, "detail": "never downloaded; see its card"}  # fmt: skip
+    if folder is None:
+        return row
+    detail = "not read; no hash has been published to compare it with"
+    return row | {"state": "ok", "fidelity": "unverified", "detail": detail}
 
 
 # --- finding a file --------------------------------------------------------------------------
@@ -510,7 +572,7 @@ def _verify_file(card: Card, file: DataFile) -> dict[str, Any]:
     if path is not None and not path.is_file():
         return row | {"detail": f"not in the cache; `fedlib data get {card.name}` fetches it"}
     try:
-        payload = _bundled_digits(card) if path is None else _decode(card, file, path)
+        payload = _bundled(card) if path is None else _decode(card, file, path)
     except (_Unusable, FedlibError) as problem:
         return row | {"state": "corrupt", "detail": str(problem)}
     size = None if path is None else path.stat().st_size
@@ -591,6 +653,23 @@ def _parse_cifar(card: Card, payloads: dict[str, _Payload]) -> list[np.ndarray]:
     return arrays
 
 
+def _bundled(card: Card, progress: bool = False) -> _Payload:
+    """Return the content of an embedded set; arrays that are made stay with their generator."""
+    if not card.generator:
+        return _bundled_digits(card)
+    from fedlib.generators import generate
+
+    (file,) = card.files
+    _, found = generate(card, progress)
+    return _Payload({}, {file.name: found}, "canonical" if found == file.sha256 else "unverified")
+
+
+def _made(card: Card, payloads: dict[str, _Payload]) -> tuple[np.ndarray, ...]:
+    from fedlib.generators import generate
+
+    return generate(card)[0]
+
+
 def _bundled_digits(card: Card) -> _Payload:
     from sklearn.datasets import load_digits
 
@@ -618,7 +697,12 @@ def _parse_digits(card: Card, payloads: dict[str, _Payload]) -> list[np.ndarray]
     return [images[~test], labels[~test], images[test], labels[test]]
 
 
-_PARSERS = {"idx": _parse_idx_set, "cifar-binary": _parse_cifar, "sklearn-digits": _parse_digits}
+_PARSERS = {
+    "idx": _parse_idx_set,
+    "cifar-binary": _parse_cifar,
+    "sklearn-digits": _parse_digits,
+    "generated": _made,
+}
 
 
 # --- messages --------------------------------------------------------------------------------

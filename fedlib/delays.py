@@ -73,9 +73,9 @@ class ShiftedExponential(_Law):
 
     Notes
     -----
-    Source: the delay model of the hierarchical federated learning paper, where a local iteration
-    of group ``i`` lasts ``c_i + Exp(mean 1/λ_i)`` and a global exchange follows the same law with
-    its own two numbers.
+    Source: Ali and Arafa, *Delay Sensitive Hierarchical Federated Learning with Stochastic Local
+    Updates* (arXiv 2302.04851), delay model. A local iteration of group ``i`` lasts
+    ``c_i + Exp(mean 1/λ_i)``; a global exchange follows the same law with its own two numbers.
     """
 
     shift: float

@@ -100,7 +100,7 @@ def ehr_like(
     positives: float = 0.13,
     correlation: float = 0.3,
     persistence: float = 0.95,
-    strength: float = 4.0,
+    strength: float = 3.0,
     trend: float = 0.5,
     noise: float = 1.0,
     informative: float = 0.5,
@@ -131,7 +131,7 @@ def ehr_like(
         Probability of label 1, in (0, 1); it fixes the intercept.
     correlation
         Share of every channel's signal that all quarters have in common, in [0, 1]: 0 makes the
-        quarters independent given nothing, 1 makes them redundant.
+        quarters independent, 1 makes them redundant.
     persistence
         ``a``, in [0, 1).
     strength, trend, noise
@@ -246,9 +246,9 @@ def shapes(
     *,
     points: int = 2048,
     parts: tuple[int, int] = (2, 4),
-    spread: float = 0.25,
-    shift: float = 0.1,
-    heading: float = 20.0,
+    spread: float = 0.5,
+    shift: float = 0.25,
+    heading: float = 45.0,
     elevation: float = 30.0,
     progress: bool = False,
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -297,8 +297,8 @@ def shapes(
     views, height, width = shape
     if height != width or points < parts[1] or not 0 < parts[0] <= parts[1]:
         raise FedlibError(
-            f"shapes makes square images of objects with at least one point a part; images of "
-            f"{height} x {width}, {points} points and {parts[0]} to {parts[1]} parts were asked for."
+            "shapes makes square images of objects with at least one point a part; asked for were "
+            f"{height} x {width} pixels, {points} points and {parts[0]} to {parts[1]} parts."
         )
     recipes = [_recipe(stream(seed, "shapes class", label), parts) for label in range(classes)]
     y = (np.arange(rows) % classes).astype(np.uint8)

@@ -383,7 +383,7 @@ def _grey(path: Path, size: int, digest: Any) -> np.ndarray:
             grey = image.convert("L").resize((size, size), Image.Resampling.BOX)
     except (OSError, ValueError, SyntaxError) as error:
         raise _unreadable(path, "an image of a view", error) from error
-    digest.update(content)
+    digest.update("/".join(path.parts[-3:]).encode() + content)
     return np.asarray(grey)
 
 

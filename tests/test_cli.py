@@ -52,7 +52,7 @@ def test_list():
     assert len(lines) == len(rows) + 2
     assert lines[0].split() == list(rows[0]) and set(lines[1]) == {"-", " "}
     for row, line in zip(rows, lines[2:], strict=True):
-        assert line.startswith(f"{row['paper']}  {row['experiment']} ") and row["title"] in line
+        assert line.split()[:2] == [row["paper"], row["experiment"]] and row["title"] in line
 
 
 def test_run_ends_by_naming_its_files(tmp_path):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedlib import partition
+from fedlib import bench, partition
 from fedlib.algorithms.tiers import TDCD, Cohort, TieredTask, draw_ids
 from fedlib.errors import FedlibError
 from fedlib.models import Model, linear, mlp
@@ -362,3 +362,10 @@ def test_errors_say_what_is_wrong():
     task = TieredTask([linear(3)] * 2, features, TARGET, rows, loss_name="half_square")
     with pytest.raises(FedlibError, match="batch_size must be between 1 and 24"):
         TDCD(0.1, 1, 25).init(task, (0,))
+
+
+def test_the_benchmark_compares_equal_work():
+    task, algorithm = bench.tiers_workload("linear 76-1, 4 silos")
+    state = algorithm.init(task, (0,))
+    ours = algorithm.round(state, task)[0].x[0]
+    assert torch.allclose(ours, bench.tiers_loop(task, algorithm, state.x)(), atol=1e-5)

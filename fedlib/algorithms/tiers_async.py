@@ -27,7 +27,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -162,11 +161,17 @@ class AsyncTDCD:
         """Return the state at time 0: all hubs have published ``x`` and begun their round 0."""
         x = TDCD(self.lr, self.local_steps, self.batch_size).init(task, seeds, x).x.clone()
         R, N = len(seeds), task.N
-        times, count = partial(np.zeros, (R, N)), partial(np.zeros, dtype=np.int64)
         state = AsyncState(
-            x, x.clone(), tuple(seeds), 0, np.zeros(R), times(), times(), count((R, N)),
-            count((R, N, N)),
-        )  # fmt: skip
+            x=x,
+            pending=x.clone(),
+            seeds=tuple(seeds),
+            t=0,
+            clocks=np.zeros(R),
+            start=np.zeros((R, N)),
+            finish=np.zeros((R, N)),
+            rounds=np.zeros((R, N), dtype=np.int64),
+            read=np.zeros((R, N, N), dtype=np.int64),
+        )
         self._start(state, task, [(r, j) for r in range(R) for j in range(N)])
         return state
 
