@@ -137,7 +137,7 @@ def run(
     source = results.source_hash(s["kind"])
     mark = hashlib.sha256(repr((s, chosen, source, place)).encode()).hexdigest()[:12]
     folder = Path(out) / paper / f".{experiment}.{profile}.{mark}"
-    fidelity, commit, began = _fidelity(s["dataset"]), _commit(), time.perf_counter()
+    commit, began = _commit(), time.perf_counter()
     outcome = _study(s["kind"])(studies.Job(s, chosen, place, folder, progress))
     manifest = {
         "paper": paper,
@@ -150,7 +150,7 @@ def run(
         "versions": _versions(),
         "commit": commit,
         "data": outcome.hashes,
-        "fidelity": fidelity if outcome.hashes else "none",
+        "fidelity": _fidelity(s["dataset"]) if outcome.hashes else "none",
         "diverged": outcome.diverged,
         "source": source,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -209,7 +209,6 @@ def check_parameters(given: Iterable[str], allowed: Iterable[str]) -> None:
 
 def _fidelity(name: str) -> str:
     """Return ``canonical`` when every file is the release itself, else what it is."""
-    datasets.get(name, progress=False)
     found = {row["fidelity"] for row in datasets.verify(name)} - {"", "canonical"}
     return ", ".join(sorted(found)) or "canonical"
 

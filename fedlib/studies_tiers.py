@@ -5,10 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import torch
+from tqdm.auto import tqdm
 
 from fedlib import datasets, models, partition, theory
 from fedlib.algorithms.tiers import TDCD, TieredTask
+from fedlib.algorithms.tiers_async import AsyncTDCD, HubRound
+from fedlib.delays import ShiftedExponential
 from fedlib.errors import unknown
+from fedlib.rng import stream
 from fedlib.simulate import simulate
 from fedlib.studies import Job, Outcome, Settings, _file
 
@@ -124,3 +128,75 @@ def latency(job: Job) -> Outcome:
             rows += [row | dict(metric="step", value=step)]
             rows += [row | dict(metric="gain", value=one / step)]
     return Outcome(pd.DataFrame(rows), {}, {})
+
+
+def theorem(job: Job) -> Outcome:
+    """Compare the average squared gradient norm with Theorem 1 on logistic regression.
+
+    All constants are known: rows have norm one, so the loss is ``λ_max/4``-smooth with
+    ``λ_max`` of the mean outer product, every minibatch block gradient is 1/4-smooth at most, and
+    ``Σ_j σ_j² <= 1/B``. The step is ``η = 1/(Q √R)``, as in the paper's Remark 5.
+    """
+    s, rows, B, Q = job.settings, [], 4, job.settings["Q"]
+    rng = stream(0, "theorem")
+    x = rng.standard_normal((512, 12))
+    x /= np.linalg.norm(x, axis=1, keepdims=True)
+    blocks = partition.contiguous_features(12, 3)
+    task = TieredTask(
+        [models.linear(4)] * 3, [x[:, b] for b in blocks], rng.integers(0, 2, 512),
+        partition.grid(512, [1] * 3), loss_name="logistic",
+    )  # fmt: skip
+    L = float(np.linalg.eigvalsh(x.T @ x / 512).max()) / 4
+    for R in s["rounds_grid"]:
+        lr, squares = 1 / (Q * np.sqrt(R)), []
+        algorithm = TDCD(lr, Q, B)
+        state = algorithm.init(task, job.seeds)
+        for _ in tqdm(range(R), desc=f"R = {R}", disable=not job.progress):
+            point = state.x.detach().requires_grad_()
+            (gradient,) = torch.autograd.grad(task.loss(point).sum(), point)
+            squares.append(gradient.square().sum(1))
+            state, _ = algorithm.round(state, task)
+        measured = torch.stack(squares).mean(0)
+        bound = theory.tdcd_theorem_1(
+            L=L, L_max=0.25, gap=float(np.log(2)), sigma2=1 / B, lr=lr, Q=Q, rounds=R
+        ).total
+        for seed, value in zip(job.seeds, measured.tolist(), strict=True):
+            row = dict(run="theorem", seed=seed, rounds=R, split="train")
+            rows += [row | dict(metric=m, value=v) for m, v in (
+                ("measured", value), ("bound", bound), ("ratio", measured.mean().item() / bound)
+            )]  # fmt: skip
+    return Outcome(pd.DataFrame(rows), {}, {})
+
+
+def waiting(job: Job) -> Outcome:
+    """Compare hubs that wait for each other with hubs that do not, under random delays.
+
+    Beyond the paper: its future work. Every run uses the same drawn delays; ``slow`` makes the
+    last silo's local steps that many times slower.
+    """
+    s = job.settings
+    task, hashes = build_task(s, job.seeds[0], job.device)
+    frames, staleness = [], []
+    for run in s["runs"]:
+        comm = ShiftedExponential(s["comm"] / 2, s["comm"] / 2)
+        paces = [1.0] * (task.N - 1) + [float(run["slow"])]
+        comp = tuple(ShiftedExponential(0.5 * pace, 0.5 * pace) for pace in paces)
+        algorithm = AsyncTDCD(
+            s["lr"], s["Q"], s["batch_size"], comm, comp, wait=run["wait"], tick=s["tick"]
+        )
+        kept: list[HubRound] = []
+        history = simulate(
+            algorithm, task, s["ticks"], job.seeds, evaluate_every=s["evaluate_every"],
+            splits=("train", "test"), limit=s["evaluate_on"], name=run["run"],
+            callbacks=[lambda _, metrics, kept=kept: kept.extend(metrics["hub_rounds"])],
+            progress=job.progress,
+        )  # fmt: skip
+        frames.append(history.frame)
+        for seed in job.seeds:
+            own = [hub for hub in kept if hub.seed == seed]
+            row = dict(run=run["run"], seed=seed, split="time")
+            missed = np.mean([max(hub.staleness) for hub in own])
+            idle = np.mean([hub.finish - hub.start - hub.busy for hub in own])
+            values = (("hub rounds", len(own)), ("staleness", missed), ("idle time", idle))
+            staleness += [row | dict(metric=m, value=float(v)) for m, v in values]
+    return Outcome(pd.concat([*frames, pd.DataFrame(staleness)], ignore_index=True), {}, hashes)

@@ -829,9 +829,7 @@ def tdcd_theorem_1_independent(
     return _tdcd_bound(L, L_max, gap, anchor, drift, lr, Q, rounds)
 
 
-def tdcd_best_product(
-    *, L: float, gap: float, sigma2: Any, rounds: float
-) -> tuple[float, float]:
+def tdcd_best_product(*, L: float, gap: float, sigma2: Any, rounds: float) -> tuple[float, float]:
     """Return ``(s*, value)``: the product ``lr * Q`` that minimises Theorem 1's leading terms.
 
     ``s* = sqrt(gap / (L R sigma2))`` and ``start + noise = 8 sqrt(gap L sigma2 / R)`` there (ours).
@@ -852,7 +850,7 @@ def tdcd_best_product(
 
 
 def tdcd_round_time(*, t_comm: float, t_comp: float, Q: float) -> float:
-    """Return ``3 t_comm + Q t_comp``, the time of a round in the paper's units (Section 6).
+    """Return ``3 t_comm + Q t_comp``, the time of a round in the units of the paper's cost model.
 
     ``t_comm`` is one round trip: hub and clients twice, hubs once; ``t_comp`` is one local step.
     """

@@ -252,8 +252,11 @@ def test_diverged_counts_seeds():
         got = claims.diverged(curves({"a": values}), "a")
         assert got.low == got.high == share
         assert got.text == f"{round(share * len(values))} of {len(values)} seeds"
-    early = curves({"a": [[1, NAN, NAN], [1, 2, 3]]})  # a healthy beginning does not save a run
+    early = curves({"a": [[1, NAN, NAN], [1, 2, 3]], "b": [[1, 1, 1]] * 2})
     assert claims.diverged(early, "a").low == 0.5
+    for window in (0.03, 1.0):  # a healthy beginning does not save a run
+        got = claims.paired(early, "a", "b", "loss", "train", window)
+        assert got.text == "a diverged in 1 of 2 seeds"
 
 
 def test_final_takes_the_last_evaluation():
