@@ -321,7 +321,7 @@ class Cohort:
     theta
         ``[R K_j, P_j]``: the clients' copies of the silo's block.
     batch
-        Places in the minibatch ``[R K_j, b]`` with weights 1/|ζ_kj|, padded with weight zero. A
+        Places in the minibatch ``[R K_j, b]`` with weights ``1/|ζ_kj|``, padded with weight zero. A
         client without a sample has weight zero everywhere: no gradient, but still averaged.
     x, y
         The minibatch as silo ``j`` sees it, ``[R B, ...]`` and ``[R B]``.

@@ -41,17 +41,11 @@ from fedlib.errors import FedlibError
 class HubRound(NamedTuple):
     """One finished round of one hub.
 
-    Attributes
-    ----------
-    seed, hub, round
-        Whose round, and which: every hub counts its own from 0.
-    start, finish
-        When it read the foreign tables, and when it published its own; time units.
-    busy
-        The drawn duration. ``finish - start - busy`` is time spent waiting for others.
-    staleness
-        ``[N]``: how many tables each other hub published after this round had read and before it
-        finished. A table published at the finishing instant itself does not count.
+    ``seed``, ``hub`` and ``round`` say whose round it is, and which: every hub counts its own
+    from 0. ``start`` is when it read the foreign tables, ``finish`` when it published its own, in
+    time units. ``busy`` is the drawn duration, so ``finish - start - busy`` is time spent waiting
+    for others. ``staleness[N]`` counts the tables that each other hub published after this round
+    had read and before it finished; one published at the finishing instant does not count.
     """
 
     seed: int
