@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from fedlib import claims, experiments, results
+from fedlib import claims, results
 from fedlib.claims import Check
 from fedlib.errors import FedlibError
 
@@ -47,8 +47,7 @@ def test_claim_is_complete_and_fits_its_experiments(paper, claim):
         low, high = check["inside"]
         assert low <= high and check["measure"] in claims.MEASURES
         assert "; " not in check["what"], "semicolons separate the checks"
-        s = experiments.settings(paper, check["experiment"], "quick")
-        runs = {run["run"] for run in s["runs"]}
+        runs = set(results.load(paper, check["experiment"]).frame["run"])
         assert {check["with"][key] for key in ("run", "a", "b") if key in check["with"]} <= runs
 
 
@@ -136,9 +135,12 @@ def test_tampering_with_the_shipped_record_changes_what_is_measured(tmp_path):
     assert row["id"] == "GFA-C1" and row["verdict"] == claims.NOT
 
 
-def test_a_record_without_the_run_is_an_error_in_words(tmp_path):
+def test_a_record_without_the_run_counts_as_no_record(tmp_path):
+    row = fig1(tmp_path, {run: v for run, v in IDEAL.items() if run != "amplified"})
+    assert row["verdict"] == claims.NO_RECORD
+    frame = results.load(PAPER, "fig1", "quick", tmp_path).frame
     with pytest.raises(FedlibError, match="no rows for run 'amplified', metric 'loss'"):
-        fig1(tmp_path, {run: v for run, v in IDEAL.items() if run != "amplified"})
+        claims.final(frame, "amplified", "loss", "train")
 
 
 # --- from checks to a verdict ---------------------------------------------------------------------
