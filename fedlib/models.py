@@ -8,7 +8,8 @@ pass of their own, tested equal to the module.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from torch.nn import functional as F
 from fedlib.errors import unknown
 
 Forward = Callable[[dict[str, Tensor], Tensor], Tensor]
+_borrowed = threading.Lock()
 
 
 class Model:
@@ -35,6 +37,9 @@ class Model:
     initialise
         Optional rule ``(name, shape, fan_in, rng) -> array`` for one parameter. The default is
         PyTorch's own rule for dense and convolution layers, uniform in ±1/√fan_in.
+    dense
+        Names of the layers, when the model is dense layers with ReLU between them and nothing
+        else. :func:`fedlib.local.local_sgd` then needs no automatic differentiation.
     """
 
     def __init__(
@@ -42,7 +47,9 @@ class Model:
         module: nn.Module,
         forward: Forward | None = None,
         initialise: Callable[..., np.ndarray] | None = None,
+        dense: Sequence[str] = (),
     ) -> None:
+        self.dense = tuple(dense)
         self.module = module.to("meta")
         self.shapes = {name: p.shape for name, p in module.named_parameters()}
         self.size = sum(shape.numel() for shape in self.shapes.values())
@@ -88,7 +95,8 @@ class Model:
         if self._forward is not None:
             return self._forward(views, x)
         call = torch.func.functional_call
-        return torch.func.vmap(lambda p, batch: call(self.module, p, (batch,)))(views, x)
+        with _borrowed:  # the call lends its parameters to the one module that all threads share
+            return torch.func.vmap(lambda p, batch: call(self.module, p, (batch,)))(views, x)
 
 
 def uniform_init(name: str, shape: torch.Size, fan_in: int, rng: np.random.Generator) -> np.ndarray:
@@ -115,9 +123,13 @@ def kaiming_init(last: str) -> Callable[..., np.ndarray]:
 
 
 def _dense(views: dict[str, Tensor], layer: str, x: Tensor) -> Tensor:
-    """Apply ``x[copies, B, in] -> [copies, B, out]`` for every copy with one batched product."""
+    """Apply ``x[copies, B, in] -> [copies, B, out]`` for every copy with one batched product.
+
+    Computed as ``W xᵀ``: with the weight in front, its gradient ``δ xᵀ`` comes out in the
+    weight's own order, several times faster than its transpose.
+    """
     weight, bias = views[f"{layer}.weight"], views[f"{layer}.bias"]
-    return torch.baddbmm(bias.unsqueeze(1), x, weight.transpose(1, 2))
+    return torch.baddbmm(bias.unsqueeze(2), weight, x.transpose(1, 2)).transpose(1, 2)
 
 
 def softmax(features: int, classes: int) -> Model:
@@ -139,7 +151,7 @@ def mlp(*widths: int) -> Model:
             h = _dense(views, name, F.relu(h) if i else h)
         return h
 
-    return Model(module, forward, kaiming_init(last=names[-1]))
+    return Model(module, forward, kaiming_init(last=names[-1]), dense=names)
 
 
 class _TwoConv(nn.Module):
@@ -163,16 +175,27 @@ class _TwoConv(nn.Module):
         return self.fc[-1](h)
 
 
-def _convolve(views: dict[str, Tensor], layer: str, x: Tensor) -> Tensor:
-    """Convolve ``x[copies, B, C, H, W]``, one set of filters a copy, 5×5 with padding 2."""
-    weight, bias = views[f"{layer}.weight"], views[f"{layer}.bias"]
+def _two_conv(views: dict[str, Tensor], x: Tensor) -> Tensor:
+    """Convolve 5×5 with padding 2, ReLU, pool 2×2, and again: ``[copies, B, features]``."""
+    layers = ("conv1", "conv2")
     if x.device.type == "cpu":
-        out = [F.conv2d(xi, w, b, padding=2) for xi, w, b in zip(x, weight, bias, strict=True)]
-        return torch.stack(out)
-    copies, batch, _, height, width = x.shape
-    patches = F.unfold(x.flatten(0, 1), 5, padding=2).unflatten(0, (copies, batch))
-    out = torch.einsum("cok,cbkl->cbol", weight.flatten(2), patches) + bias[:, None, :, None]
-    return out.unflatten(-1, (height, width))
+        weights = [views[f"{layer}.{kind}"] for layer in layers for kind in ("weight", "bias")]
+        return torch.stack([_two_conv_alone(*one) for one in zip(x, *weights, strict=True)])
+    h = x
+    for layer in layers:
+        copies, batch, _, height, width = h.shape
+        patches = F.unfold(h.flatten(0, 1), 5, padding=2).unflatten(0, (copies, batch))
+        h = torch.einsum("cok,cbkl->cbol", views[f"{layer}.weight"].flatten(2), patches)
+        h = F.relu(h + views[f"{layer}.bias"][:, None, :, None]).unflatten(-1, (height, width))
+        h = F.max_pool2d(h.flatten(0, 1), 2).unflatten(0, (copies, batch))
+    return h.flatten(2)
+
+
+def _two_conv_alone(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor) -> Tensor:
+    """One copy. With the channels last in memory a CPU pools some ten times faster."""
+    h = x.to(memory_format=torch.channels_last)
+    h = F.max_pool2d(F.relu(F.conv2d(h, w1, b1, padding=2)), 2)
+    return F.max_pool2d(F.relu(F.conv2d(h, w2, b2, padding=2)), 2).flatten(1)
 
 
 def _cnn(channels: tuple[int, int, int], side: int, hidden: tuple[int, ...]) -> Model:
@@ -180,12 +203,7 @@ def _cnn(channels: tuple[int, int, int], side: int, hidden: tuple[int, ...]) -> 
     last = len(hidden) - 1
 
     def forward(views: dict[str, Tensor], x: Tensor) -> Tensor:
-        copies, batch = x.shape[:2]
-        h = x
-        for layer in ("conv1", "conv2"):
-            h = F.relu(_convolve(views, layer, h)).flatten(0, 1)
-            h = F.max_pool2d(h, 2).unflatten(0, (copies, batch))
-        h = h.flatten(2)
+        h = _two_conv(views, x)
         for i in range(last + 1):
             h = _dense(views, f"fc.{i}", F.relu(h) if i else h)
         return h
@@ -226,12 +244,9 @@ def small_cnn(shape: tuple[int, int, int], outputs: int) -> Model:
     outputs
         Embedding width or number of classes.
     """
+
     def forward(views: dict[str, Tensor], x: Tensor) -> Tensor:
-        h = x
-        for layer in ("conv1", "conv2"):
-            h = F.relu(_convolve(views, layer, h))
-            h = F.max_pool2d(h.flatten(0, 1), 2).unflatten(0, x.shape[:2])
-        return _dense(views, "head", h.flatten(2))
+        return _dense(views, "head", _two_conv(views, x))
 
     return Model(_SmallCNN(shape, outputs), forward, kaiming_init(last="head"))
 
@@ -256,15 +271,16 @@ def lstm(features: int, hidden: int, outputs: int = 1) -> Model:
 
     def forward(views: dict[str, Tensor], x: Tensor) -> Tensor:
         copies, batch, steps, _ = x.shape
-        bias = (views["lstm.bias_ih_l0"] + views["lstm.bias_hh_l0"]).unsqueeze(1)
-        inward, again = (views[f"lstm.weight_{way}_l0"].transpose(1, 2) for way in ("ih", "hh"))
-        driven = torch.baddbmm(bias, x.flatten(1, 2), inward).unflatten(1, (batch, steps))
-        h = c = x.new_zeros(copies, batch, hidden)
+        bias = (views["lstm.bias_ih_l0"] + views["lstm.bias_hh_l0"]).unsqueeze(2)
+        inward, again = (views[f"lstm.weight_{way}_l0"] for way in ("ih", "hh"))
+        sequence = x.permute(0, 3, 2, 1).flatten(2)  # [copies, features, T B], as in _dense
+        driven = torch.baddbmm(bias, inward, sequence).unflatten(2, (steps, batch))
+        h = c = x.new_zeros(copies, hidden, batch)
         for gates in driven.unbind(2):
-            i, f, g, o = torch.baddbmm(gates, h, again).chunk(4, -1)
+            i, f, g, o = torch.baddbmm(gates, again, h).chunk(4, 1)
             c = f.sigmoid() * c + i.sigmoid() * g.tanh()
             h = o.sigmoid() * c.tanh()
-        return _dense(views, "head", h)
+        return _dense(views, "head", h.transpose(1, 2))
 
     def initialise(name, shape, fan_in, rng):
         return uniform_init(name, shape, hidden, rng)

@@ -199,8 +199,12 @@ class _Sequential(Participation):
     def draw(self, seed: int, t: int) -> Draw:
         """Return round ``t``, generating all rounds before it the first time."""
         state, rounds = _memory(self, seed)
-        while len(rounds) <= t:
-            rounds.append(self.step(state, seed, len(rounds)))
+        try:
+            while len(rounds) <= t:
+                rounds.append(self.step(state, seed, len(rounds)))
+        except BaseException:  # stopped in the middle of a step: the kept state is not to be used
+            _memory.cache_clear()
+            raise
         return rounds[t]
 
 

@@ -94,10 +94,14 @@ def simulate(
             f"rounds must be at least 0 and evaluate_every at least 1; "
             f"got {rounds} and {evaluate_every}."
         )
+    splits = tuple(splits)
     measure = evaluate or (lambda s, k: _evaluate(s, k, splits, limit))
     state = algorithm.init(task, seeds) if state is None else state
     first, rows, diverged = state.t, [], {}
-    label = _fingerprint(algorithm, first, rounds, seeds)
+    label = (
+        f"{algorithm!r} from {first} for {rounds} rounds, seeds {tuple(seeds)}, models "
+        f"{tuple(state.x.shape)}, evaluated every {evaluate_every} on {splits}, limit {limit}"
+    )
     if checkpoint is not None and Path(checkpoint).exists():
         state, rows, diverged = _restore(Path(checkpoint), state, label)
     with tqdm(total=rounds, initial=state.t - first, desc=name, disable=not progress) as bar:
@@ -136,10 +140,6 @@ def _record(rows: list, diverged: dict, values: dict, state: Any, name: str) -> 
                 diverged.setdefault(seed, state.t)
 
 
-def _fingerprint(algorithm: Any, first: int, rounds: int, seeds: Sequence[int]) -> str:
-    return f"{algorithm!r} from {first} for {rounds} rounds, seeds {tuple(seeds)}"
-
-
 def _save(path: Path, state: Any, rows: list, diverged: dict, label: str) -> None:
     """Write a checkpoint beside its place and move it there in one step."""
     fields = {f.name: getattr(state, f.name) for f in dataclasses.fields(state)}
@@ -152,11 +152,12 @@ def _save(path: Path, state: Any, rows: list, diverged: dict, label: str) -> Non
 def _restore(path: Path, state: Any, label: str) -> tuple[Any, list, dict]:
     try:
         held = torch.load(path, weights_only=False, map_location=state.x.device)
+        found, fields = held["label"], held["state"]
     except Exception as error:
-        raise FedlibError(f"Checkpoint {path} cannot be read ({error}). Delete it.") from error
-    if held["label"] != label:
+        raise FedlibError(f"Checkpoint {path} cannot be read ({error!r}). Delete it.") from error
+    if found != label:
         raise FedlibError(
-            f"Checkpoint {path} belongs to another run.\n  found:    {held['label']}\n"
+            f"Checkpoint {path} belongs to another run.\n  found:    {found}\n"
             f"  expected: {label}\nDelete it or choose another file."
         )
-    return type(state)(**held["state"]), held["rows"], held["diverged"]
+    return type(state)(**fields), held["rows"], held["diverged"]

@@ -161,7 +161,9 @@ def training(job: Job) -> Outcome:
             checkpoint_every=500,
         )
         frames.append(history.frame.assign(round=lambda f: f["round"] - s["warmup_rounds"]))
-        diverged |= {run["run"]: history.diverged} if history.diverged else {}
+        if history.diverged:
+            lost = {seed: t - s["warmup_rounds"] for seed, t in history.diverged.items()}
+            diverged[run["run"]] = lost
     return Outcome(pd.concat(frames, ignore_index=True), diverged, hashes)
 
 

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from fedlib.errors import FedlibError
+from fedlib.rng import stream
 
 # --------------------------------------------------------------------------------------------------
 # What the weights and the gradients say: d, beta, nu, delta, rho
@@ -653,8 +654,8 @@ def smoothness(
     seed
         Of the starting direction.
     """
-    generator = np.random.default_rng(seed)
-    v = torch.as_tensor(generator.standard_normal(theta.shape), dtype=theta.dtype)
+    start = stream(seed, "power iteration").standard_normal(theta.shape)
+    v = torch.as_tensor(start, dtype=theta.dtype)
     v = v.to(theta.device)
     v /= v.norm()
     scale = max(1.0, theta.norm().item())

@@ -10,7 +10,6 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from fedlib import models
 from fedlib.errors import FedlibError
-from fedlib.local import local_sgd
 from fedlib.rng import stream
 from fedlib.tasks import Batch, FederatedDataset, Task
 
@@ -104,34 +103,6 @@ def test_initialisation_depends_on_the_seed_alone():
     task = _task("mlp")
     assert torch.equal(task.init([3, 4])[1], task.init([4])[0])
     assert not torch.equal(task.init([3])[0], task.init([4])[0])
-
-
-@pytest.mark.parametrize("name", ["softmax", "mlp", "any module", "fashion_cnn"])
-def test_local_sgd_batched_equals_one_copy_at_a_time(name):
-    task = _task(name)
-    theta = torch.cat([task.model.init(stream(s, "init")) for s in range(3)])
-    rows = torch.from_numpy(np.random.default_rng(1).integers(0, 12, (2, 3, 4)))
-    batches = [Batch(step) for step in rows]
-    rates = torch.tensor([0.1, 0.2, 0.3], dtype=torch.float64)
-    together = local_sgd(task, theta, batches, rates)
-    for c in range(3):
-        y = theta[c : c + 1].clone()
-        for batch in batches:
-            y = y - rates[c] * task.grad(y, Batch(batch.rows[c : c + 1]))
-        assert torch.allclose(together[c], y[0], atol=1e-13)
-    in_pieces = local_sgd(task, theta, batches, rates, copies=2)
-    assert torch.allclose(together, in_pieces, atol=1e-13)
-
-
-def test_l2_term_enters_loss_gradient_and_local_steps():
-    task = _task("softmax")
-    task.l2 = 0.3
-    theta = task.model.init(stream(0, "init"))
-    batch = Batch(torch.arange(6).view(1, 6))
-    leaf = theta.clone().requires_grad_()
-    (expected,) = torch.autograd.grad(task.loss(leaf, batch).sum(), leaf)
-    assert torch.allclose(task.grad(theta, batch), expected, atol=1e-13)
-    assert torch.allclose(local_sgd(task, theta, [batch], 0.1), theta - 0.1 * expected, atol=1e-13)
 
 
 def test_padded_full_batches_have_no_effect_from_padding():
