@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import copy
+import functools
+import json
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import conv2d, cross_entropy
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
+from torch.utils.flop_counter import FlopCounterMode
 
-from fedlib import models, partition
+from fedlib import experiments, models, partition, results
 from fedlib.algorithms.tiers import TDCD, TIER_LOSSES, Cohort, TieredTask, draw_ids
 from fedlib.errors import unknown
-from fedlib.local import local_sgd
+from fedlib.local import BACKENDS, local_sgd
 from fedlib.rng import stream
 from fedlib.tasks import Batch, FederatedDataset, Task
 
@@ -67,36 +71,76 @@ def _workload(name: str, device: str) -> tuple[Task, torch.Tensor, list[Batch]]:
     return task, task.init(range(copies)), [Batch(step) for step in rows]
 
 
-def _seconds(work: Callable[[], Any], device: str, repeats: int = 5) -> float:
-    """Return the median time of a call after one that is not counted."""
-    times = []
+def measure(
+    works: dict[str, Callable[[], Any]], device: str = "cpu", repeats: int = 5
+) -> dict[str, float]:
+    """Return the median seconds of each piece of work.
+
+    They take turns, so that a slow minute of the machine falls on all of them alike; the first
+    turn is not counted.
+    """
+    times: dict[str, list[float]] = {name: [] for name in works}
     for _ in range(repeats + 1):
-        began = time.perf_counter()
-        work()
-        if device == "cuda":
-            torch.cuda.synchronize()
-        times.append(time.perf_counter() - began)
-    return statistics.median(times[1:])
+        for name, work in works.items():
+            began = time.perf_counter()
+            work()
+            if device == "cuda":
+                torch.cuda.synchronize()
+            times[name].append(time.perf_counter() - began)
+    return {name: statistics.median(taken[1:]) for name, taken in times.items()}
+
+
+def count_flops(task: Task, theta: torch.Tensor, batches: list[Batch]) -> int:
+    """Count the floating-point operations of the matrix products and convolutions in the steps."""
+    with FlopCounterMode(display=False) as counter:
+        leaves = {n: v.clone().requires_grad_() for n, v in task.model.views(theta).items()}
+        loss = task.losses(leaves, batches[0]).sum()
+        torch.autograd.grad(loss, list(leaves.values()))
+    return counter.get_total_flops() * len(batches)
+
+
+def peak_flops(device: str = "cpu") -> float:
+    """Measure operations a second of the faster of a large product and a large convolution."""
+    a = torch.randn(1024, 1024, device=device)
+    image = torch.randn(32, 32, 28, 28, device=device).to(memory_format=torch.channels_last)
+    filters = torch.randn(32, 32, 5, 5, device=device)
+    work = {
+        "product": lambda: a @ a,
+        "convolution": lambda: conv2d(image, filters, padding=2),
+    }
+    seconds = measure(work, device)
+    return max(2 * 1024**3 / seconds["product"], 2 * image.numel() * 800 / seconds["convolution"])
 
 
 def local_sgd_table() -> list[dict[str, Any]]:
     """Time :func:`fedlib.local.local_sgd` for the models of the book.
 
+    One call of 50 copies (the CNN: 10) and five steps of batch 16. The plain loop's modules and
+    optimizers are made before its clock starts.
+
     Returns
     -------
     list of dict
-        Rows with name, seconds, reference_seconds (the plain loop), ratio (reference over
-        ours: above one is faster) and device, for one call of 50 copies (the CNN: 10) and five
-        steps of batch 16. The loop's modules and optimizers are made before its clock starts.
+        Rows with name; milliseconds of the plain loop and of every backend; the chosen backend
+        and its ratio (plain loop over ours: above one is faster); the arithmetic floor, which is
+        the time that the operations would take at the speed of one large product or
+        convolution; and the device.
     """
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    rows = []
+    backends = [b for b in BACKENDS if device == "cpu" or b != "threads"]
+    chosen, speed, rows = backends[-1], peak_flops(device), []
     for name in WORK:
         task, theta, batches = _workload(name, device)
-        ours = _seconds(lambda t=task, w=theta, b=batches: local_sgd(t, w, b, 0.01), device)
-        loop = _seconds(plain_loop(task, theta, batches, 0.01), device)
-        row = dict(name=name, seconds=round(ours, 5), reference_seconds=round(loop, 5))
-        rows.append(row | dict(ratio=round(loop / ours, 2), device=device))
+        works = {"plain loop": plain_loop(task, theta, batches, 0.01)}
+        for backend in backends:
+            works[backend] = functools.partial(
+                local_sgd, task, theta, batches, 0.01, backend=backend
+            )
+        seconds = measure(works, device)
+        row = {"name": name} | {f"{w} [ms]": round(1000 * s, 3) for w, s in seconds.items()}
+        row |= {"chosen": chosen, "ratio": round(seconds["plain loop"] / seconds[chosen], 2)}
+        row["floor [ms]"] = round(1000 * count_flops(task, theta, batches) / speed, 3)
+        rows.append(row | {"device": device})
     return rows
 
 
@@ -159,16 +203,17 @@ def tiers_table() -> list[dict[str, Any]]:
     Returns
     -------
     list of dict
-        Rows as in :func:`local_sgd_table`, for one round on the CPU.
+        Rows with name, milliseconds of the plain loop and of ours, ratio and device (CPU).
     """
     rows = []
     for name in TIERS:
         task, algorithm = tiers_workload(name)
         state = algorithm.init(task, (0,))
-        ours = _seconds(lambda a=algorithm, s=state, t=task: a.round(s, t), "cpu")
-        loop = _seconds(tiers_loop(task, algorithm, state.x), "cpu")
-        row = dict(name=name, seconds=round(ours, 5), reference_seconds=round(loop, 5))
-        rows.append(row | dict(ratio=round(loop / ours, 2), device="cpu"))
+        ours = functools.partial(algorithm.round, state, task)
+        seconds = measure({"plain loop": tiers_loop(task, algorithm, state.x), "ours": ours})
+        row = {"name": name} | {f"{w} [ms]": round(1000 * s, 3) for w, s in seconds.items()}
+        ratio = round(seconds["plain loop"] / seconds["ours"], 2)
+        rows.append(row | {"ratio": ratio, "device": "cpu"})
     return rows
 
 
@@ -180,3 +225,29 @@ def run(name: str) -> list[dict[str, Any]]:
     if name not in BENCHES:
         raise unknown("benchmark", name, BENCHES)
     return BENCHES[name]()
+
+
+# --- keeping them ---------------------------------------------------------------------------------
+
+
+def save(name: str, rows: list[dict[str, Any]], out: str | Path | None = None) -> Path:
+    """Keep a measurement with what it was measured on, as ``bench/NAME/DATE.json``.
+
+    Raises
+    ------
+    FedlibError
+        When the folder cannot be written.
+    """
+    about = experiments.provenance("cuda" if torch.cuda.is_available() else "cpu")
+    target = results.make_folder(results.folder(out) / "bench" / name)
+    path = target / f"{about['date'][:16].replace(':', '-')}.json"
+    about["instructions"] = torch.backends.cpu.get_cpu_capability()
+    page = json.dumps({"bench": name, **about, "rows": rows}, indent=1) + "\n"
+    results.write(path, page.encode())
+    return path
+
+
+def load(name: str, out: str | Path | None = None) -> list[dict[str, Any]]:
+    """Return every kept measurement of a benchmark, oldest first."""
+    paths = sorted((results.folder(out) / "bench" / name).glob("*.json"))
+    return [json.loads(path.read_text()) for path in paths]

@@ -127,11 +127,18 @@ def stale(as_json: Json = False) -> None:
 def bench(
     name: Annotated[str, typer.Argument(help="What to time.")] = "local-sgd",
     as_json: Json = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Keep the table in this folder of records.")
+    ] = None,
 ) -> None:
     """Time the batched engine against a plain loop on this machine, as ratios."""
     from fedlib import bench as benches
 
-    _print(benches.run(name), as_json)
+    rows = benches.run(name)
+    kept = None if out is None else benches.save(name, rows, out)
+    _print(rows, as_json)
+    if kept:
+        typer.echo(f"Kept as {kept}", err=True)
 
 
 @data_app.command("list")

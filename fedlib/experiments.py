@@ -137,7 +137,7 @@ def run(
     source = results.source_hash(s["kind"])
     mark = hashlib.sha256(repr((s, chosen, source, place)).encode()).hexdigest()[:12]
     folder = Path(out) / paper / f".{experiment}.{profile}.{mark}"
-    commit, began = _commit(), time.perf_counter()
+    about, began = provenance(place), time.perf_counter()
     outcome = _study(s["kind"])(studies.Job(s, chosen, place, folder, progress))
     manifest = {
         "paper": paper,
@@ -146,14 +146,11 @@ def run(
         "settings": s,
         "seeds": list(chosen),
         "wall_seconds": round(time.perf_counter() - began, 1),
-        "device": _device_name(place),
-        "versions": _versions(),
-        "commit": commit,
         "data": outcome.hashes,
         "fidelity": _fidelity(s["dataset"]) if outcome.hashes else "none",
         "diverged": outcome.diverged,
         "source": source,
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        **about,
     }
     results.save(Path(out), outcome.frame, manifest)
     shutil.rmtree(folder, ignore_errors=True)
@@ -213,12 +210,19 @@ def _fidelity(name: str) -> str:
     return ", ".join(sorted(found)) or "canonical"
 
 
-def _versions() -> dict[str, str]:
-    return {
+def provenance(device: str) -> dict[str, Any]:
+    """Return what every stored number is kept with: device, versions, commit and date."""
+    versions = {
         "fedlib": fedlib.__version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": numpy.__version__,
+    }
+    return {
+        "device": _device_name(device),
+        "versions": versions,
+        "commit": _commit(),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
 
 

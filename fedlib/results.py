@@ -123,15 +123,26 @@ def save(record_folder: Path, frame: pd.DataFrame, manifest: dict[str, Any]) -> 
     pages = json.dumps(manifest, indent=1, sort_keys=True) + "\n"
     written = []
     for name, content in ((f"{stem}.csv.gz", text.getvalue()), (f"{stem}.json", pages.encode())):
-        part = target / (name + ".part")
-        try:
-            part.write_bytes(content)
-            os.replace(part, target / name)
-        except OSError as error:
-            part.unlink(missing_ok=True)
-            raise _cannot_write(target / name, error) from error
+        write(target / name, content)
         written.append(target / name)
     return written
+
+
+def write(path: Path, content: bytes) -> None:
+    """Write a file beside its place and move it there in one step.
+
+    Raises
+    ------
+    FedlibError
+        When it cannot be written; nothing half-written stays behind.
+    """
+    part = path.with_name(path.name + ".part")
+    try:
+        part.write_bytes(content)
+        os.replace(part, path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise _cannot_write(path, error) from error
 
 
 def load(

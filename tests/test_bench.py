@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+
+import numpy as np
 import pytest
 import torch
 
-from fedlib import bench, models
+from fedlib import bench, models, results
 from fedlib.errors import FedlibError
-from fedlib.local import local_sgd
+from fedlib.local import BACKENDS, local_sgd
 from fedlib.models import Model
+from fedlib.tasks import Batch, FederatedDataset, Task
 
 TINY = {
     "mlp": (lambda: models.mlp(12, 5, 10), (3, 4), 4, 3, 3),
@@ -54,24 +58,59 @@ def test_rows(tiny, monkeypatch):
     rows = bench.run("local-sgd")
     assert [row["name"] for row in rows] == list(TINY)
     for row in rows:
-        assert list(row) == ["name", "seconds", "reference_seconds", "ratio", "device"]
-        assert row["device"] == "cpu" and row["ratio"] > 0
+        times = ["plain loop [ms]", *(f"{backend} [ms]" for backend in BACKENDS)]
+        assert list(row) == ["name", *times, "chosen", "ratio", "floor [ms]", "device"]
+        assert all(row[time] > 0 for time in times)
+        assert row["device"] == "cpu" and row["chosen"] == "threads"
 
 
-def test_the_ratio_says_how_much_faster_ours_is(tiny, monkeypatch):
-    seconds = iter([2.0, 6.0, 4.0, 1.0])
-    monkeypatch.setattr(bench, "_seconds", lambda work, device: next(seconds))
-    assert [row["ratio"] for row in bench.run("local-sgd")] == [3.0, 0.25]
+def test_every_backend_is_timed_and_the_ratio_is_that_of_the_chosen_one(tiny, monkeypatch):
+    task, theta, batches = bench._workload("mlp", "cpu")
+    expected = local_sgd(task, theta, batches, 0.01)
+
+    def measure(works, device="cpu", repeats=5):
+        for name, work in works.items():
+            if name in BACKENDS and work().shape == theta.shape:
+                torch.testing.assert_close(work(), expected, rtol=1e-5, atol=1e-6)
+        return {name: 2.0**-i for i, name in enumerate(works)}
+
+    monkeypatch.setattr(bench, "measure", measure)
+    row = bench.run("local-sgd")[0]
+    assert row["plain loop [ms]"] == 1000 and row["threads [ms]"] == 125 and row["ratio"] == 8
 
 
-def test_the_first_call_is_not_timed(monkeypatch):
-    now, taken = [0.0], [50, 1, 2, 9, 1, 3]
+def test_works_take_turns_and_the_first_turn_is_not_counted(monkeypatch):
+    now, order = [0.0], []
+    taken = {"a": [50, 1, 2, 9], "b": [70, 4, 6, 5]}
 
-    def work():
-        now[0] += taken.pop(0)
+    def work(name):
+        order.append(name)
+        now[0] += taken[name].pop(0)
 
     monkeypatch.setattr(bench.time, "perf_counter", lambda: now[0])
-    assert bench._seconds(work, "cpu") == 2 and not taken
+    works = {name: functools.partial(work, name) for name in taken}
+    assert bench.measure(works, repeats=3) == {"a": 2, "b": 5}
+    assert order == ["a", "b"] * 4
+
+
+def test_operations_are_counted():
+    """Forward, gradient of the weights, and below the first layer nothing: 2 B in out each."""
+    data = FederatedDataset.build(np.zeros((5, 6)), np.zeros(5, dtype=int), [np.arange(5)])
+    batches = [Batch(torch.zeros(3, 4, dtype=torch.long))] * 7
+    for widths, products in (((6, 2), [(6, 2)] * 2), ((6, 5, 2), [(6, 5)] * 2 + [(5, 2)] * 3)):
+        task = Task(models.mlp(*widths), data)
+        expected = 7 * 3 * sum(2 * 4 * a * b for a, b in products)
+        assert bench.count_flops(task, task.init(range(3)), batches) == expected
+
+
+def test_a_measurement_is_kept_with_what_it_was_made_on(tmp_path):
+    assert bench.load("local-sgd", tmp_path) == []
+    path = bench.save("local-sgd", [{"name": "mlp", "ratio": 2.0}], tmp_path)
+    (kept,) = bench.load("local-sgd", tmp_path)
+    assert path.is_relative_to(tmp_path / "bench" / "local-sgd")
+    assert kept["rows"] == [{"name": "mlp", "ratio": 2.0}]
+    assert {"device", "instructions", "versions", "commit", "date"} < set(kept)
+    assert results.stored(tmp_path) == [], "not an experiment's record"
 
 
 def test_the_models_of_the_book_are_timed():

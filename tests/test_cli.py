@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -119,13 +120,16 @@ def test_stale_is_silent_until_something_is_stale(tmp_path, monkeypatch):
 # --- bench, data ----------------------------------------------------------------------------------
 
 
-def test_bench(monkeypatch):
+def test_bench(monkeypatch, tmp_path):
     work = {"tiny": (lambda: models.softmax(4, 10), (4,), 3, 2, 2)}
     monkeypatch.setattr(bench, "WORK", work)
     (row,) = json.loads(call("bench", "--json").stdout)
-    assert set(row) == {"name", "seconds", "reference_seconds", "ratio", "device"}
     assert row["name"] == "tiny" and row["ratio"] > 0
-    assert call("bench", "local-sgd").stdout.splitlines()[0].split() == list(row)
+    header = re.split(r"  +", call("bench", "local-sgd").stdout.splitlines()[0])
+    assert header == list(row)
+    kept = call("bench", "--out", str(tmp_path))
+    assert str(tmp_path) in kept.stderr and "Kept" not in kept.stdout
+    assert bench.load("local-sgd", tmp_path)[0]["rows"][0]["name"] == "tiny"
 
 
 def test_data_list():

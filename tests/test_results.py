@@ -198,11 +198,11 @@ def package(tmp_path, monkeypatch):
 
 
 BLIND = {
-    "comment": ("local.py", "    out = theta", "    # the start stays as it is\n    out = theta"),
+    "comment": ("local.py", "    pieces =", "    # none larger than asked for\n    pieces ="),
     "function docstring": ("local.py", "Run plain SGD on every row", "Descend"),
     "class docstring": ("algorithms/participation.py", "Algorithm 1:", "The algorithm:"),
     "module docstring": ("simulate.py", '"""The round loop', '"""The loop of rounds'),
-    "layout": ("local.py", "theta.detach().clone()", "(\n        theta.detach().clone()\n    )"),
+    "layout": ("local.py", "theta[rows].clone()", "(\n        theta[rows].clone()\n    )"),
     "new function": ("local.py", "def _rows", "def unused(x):\n    return x\n\n\ndef _rows"),
     "loading of data": ("datasets.py", "def load(", "THERE = 1\n\n\ndef load("),
     "bench": ("bench.py", "repeats: int = 5", "repeats: int = 6"),
