@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -120,6 +122,20 @@ def test_the_models_of_the_book_are_timed():
         assert isinstance(model, Model) and min(copies, size, steps) > 1
         features = torch.zeros(1, 1, *shape)
         assert model.apply(torch.zeros(1, model.size), features).shape[:2] == (1, 1)
+
+
+def test_whole_rounds_are_the_same_in_a_plain_loop_and_in_fedlib():
+    path = Path(__file__).parents[1] / "book" / "peers" / "ours.py"
+    spec = importlib.util.spec_from_file_location("ours", path)
+    spec.loader.exec_module(ours := importlib.util.module_from_spec(spec))
+    task, algorithm = ours.build()
+    task.data.x = task.data.x.double()
+    theirs, mine = ours.plain(task, algorithm), ours.ours(task, algorithm)
+    start = algorithm.init(task, (0,)).x
+    for _ in range(2):
+        expected = theirs()
+        assert (mine() - expected).abs().max() < 1e-13
+    assert (expected - start).norm() > 0.1
 
 
 def test_unknown_benchmark():

@@ -18,6 +18,7 @@ MEASURED = [  # pages on which a number is a measurement unless data/ says other
     *sorted(ROOT.glob("notebooks/*/1_derive.ipynb")),
     *sorted(ROOT.glob("notebooks/*/2_build.ipynb")),
     *sorted(ROOT.glob("notebooks/*/3_reproduce.ipynb")),
+    ROOT / "notebooks" / "01_foundations" / "3_speed.ipynb",
     ROOT / "book" / "index.md",
     ROOT / "book" / "scoreboard.md",
 ]
