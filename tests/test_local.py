@@ -190,6 +190,16 @@ def test_the_number_of_cores_does_not_change_a_bit(name, cores):
     assert all(torch.equal(found[0], other) for other in found[1:])
 
 
+@pytest.mark.parametrize("name", [*FEDERATED, *tiers.VARIANTS])
+def test_nor_does_it_change_a_bit_of_any_algorithm(name, cores, monkeypatch):
+    work, found = federated if name in FEDERATED else tiered, []
+    monkeypatch.setattr(local, "CACHED", 1)  # as many pieces as copies
+    for count in (1, 2):
+        cores(count)
+        found.append(work(name, "threads", monkeypatch))
+    assert torch.equal(*found)
+
+
 def test_the_cut_is_even_and_does_not_look_at_the_cores(cores, monkeypatch):
     assert local._cut(10, 4) == [slice(0, 3), slice(3, 6), slice(6, 10)]
     assert local._cut(3, 7) == [slice(0, 3)] and local._cut(0, 7) == []
@@ -219,20 +229,46 @@ def test_pieces_are_spread_over_the_cores(cores, monkeypatch):
 def test_an_error_ends_all_work_and_gives_the_threads_back(cores, monkeypatch):
     cores(2)
     task, theta, batches = problem("any module")
-    begun = []
+    begun, ended = [], []
 
     def fail(*_):
         begun.append(1)
-        time.sleep(0.05)
+        time.sleep(0.05 * len(begun))
+        ended.append(1)
         raise ZeroDivisionError
 
     monkeypatch.setattr(local, "_descend", fail)
     with pytest.raises(ZeroDivisionError):
         local_sgd(task, theta, batches, 0.1, copies=1)
     count = len(begun)
-    assert count < COPIES and torch.get_num_threads() == 2
-    time.sleep(0.15)
-    assert len(begun) == count, "no piece starts after the error was raised"
+    assert len(ended) == count < COPIES, "when the error is raised, nothing runs any more"
+    time.sleep(0.2)
+    assert len(begun) == count and torch.get_num_threads() == 2
+
+
+def test_a_single_piece_is_computed_by_one_core_too(cores, monkeypatch):
+    cores(2)
+    seen = []
+    monkeypatch.setattr(local, "_descend", lambda *_: seen.append(torch.get_num_threads()))
+    local_sgd(*problem("any module"), 0.1)
+    assert seen == [1]
+
+
+def test_threads_do_not_lend_the_module_to_each_other(cores):
+    cores(2)
+    inside, most = [], []
+
+    class Slow(nn.Linear):
+        def forward(self, x):
+            inside.append(1)
+            most.append(len(inside))
+            time.sleep(0.02)
+            inside.pop()
+            return super().forward(x)
+
+    task, theta, batches = problem("any module")
+    local_sgd(Task(models.Model(Slow(8, 3)), task.data), theta[:, :27], batches, 0.1, copies=1)
+    assert set(most) == {1} and len(most) == COPIES * STEPS
 
 
 def test_unknown_and_unfit_backends():
