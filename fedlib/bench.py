@@ -76,18 +76,22 @@ def measure(
 ) -> dict[str, float]:
     """Return the median seconds of each piece of work.
 
-    They take turns, so that a slow minute of the machine falls on all of them alike; the first
-    turn is not counted.
+    They take turns, so that a slow minute of the machine falls on all of them alike. In its
+    turn each is done twice and the second time counts: in training, too, a round follows a
+    round of the same kind.
     """
     times: dict[str, list[float]] = {name: [] for name in works}
-    for _ in range(repeats + 1):
+    for _ in range(repeats):
         for name, work in works.items():
+            work()
+            if device == "cuda":
+                torch.cuda.synchronize()
             began = time.perf_counter()
             work()
             if device == "cuda":
                 torch.cuda.synchronize()
             times[name].append(time.perf_counter() - began)
-    return {name: statistics.median(taken[1:]) for name, taken in times.items()}
+    return {name: statistics.median(taken) for name, taken in times.items()}
 
 
 def count_flops(task: Task, theta: torch.Tensor, batches: list[Batch]) -> int:

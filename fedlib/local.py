@@ -12,21 +12,17 @@ any order. The backends differ in the cut, and in who computes a piece:
 
 from __future__ import annotations
 
-import functools
-import os
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager
-from threading import Barrier
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from fedlib.cores import side_by_side
 from fedlib.errors import FedlibError, unknown
 from fedlib.tasks import Batch, Task
 
 BACKENDS = ("loop", "batched", "threads")
-CACHED = 750_000  # floats of parameters and samples that a core works on at a time, 3 MB
+CACHED = 2**19  # floats of parameters and samples that a core works on at a time, 2 MB
 HELD = 64_000_000  # the same for all copies together, 256 MB
 
 
@@ -83,7 +79,7 @@ def local_sgd(
 
     pieces = _cut(len(theta), copies or _copies_at_once(task, batches, backend))
     if backend == "threads":
-        _side_by_side(work, pieces)
+        side_by_side(work, pieces)
     else:
         for rows in pieces:
             work(rows)
@@ -155,12 +151,10 @@ def _rows(batch: Batch, rows: slice) -> Batch:
     return Batch(batch.rows[rows], pick(batch.weight), pick(batch.jitter))
 
 
-# --- pieces and threads ---------------------------------------------------------------------------
-
-
 def _cut(total: int, size: int) -> list[slice]:
-    """Cut ``total`` copies into as few pieces of nearly equal length as ``size`` allows."""
+    """Cut ``total`` copies into nearly equal pieces of at most ``size``, an even number of them."""
     count = -(-total // size)
+    count = min(total, count + count % 2) if count > 1 else count
     return [slice(total * i // count, total * (i + 1) // count) for i in range(count)]
 
 
@@ -171,43 +165,3 @@ def _copies_at_once(task: Task, batches: Sequence[Batch], backend: str) -> int:
     if backend == "threads":
         return max(1, CACHED // (task.size + samples))
     return max(1, HELD // (2 * task.size + 4 * samples))
-
-
-def _side_by_side(work: Callable[[slice], None], pieces: list[slice]) -> None:
-    with _one_core_each() as cores:
-        if cores == 1 or len(pieces) == 1:
-            for rows in pieces:
-                work(rows)
-            return
-        futures = [_pool(cores, os.getpid()).submit(work, rows) for rows in pieces]
-        try:
-            for future in futures:
-                future.result()
-        finally:  # after an error or Ctrl-C nothing goes on in the background
-            for future in futures:
-                future.cancel()
-            wait(futures)
-
-
-@contextmanager
-def _one_core_each() -> Iterator[int]:
-    """Switch off torch's own threads, and say how many it had.
-
-    Two threads inside every operation wait for each other at the end of each; when something
-    else needs one of the cores, they wait long.
-    """
-    cores = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield cores
-    finally:
-        torch.set_num_threads(cores)
-
-
-@functools.lru_cache(maxsize=1)
-def _pool(cores: int, process: int) -> ThreadPoolExecutor:
-    """Start the threads, once; a forked process needs its own."""
-    pool = ThreadPoolExecutor(cores, "local_sgd", torch.set_num_threads, (1,))
-    started = Barrier(cores)
-    list(pool.map(lambda _: started.wait(), range(cores)))
-    return pool

@@ -206,6 +206,7 @@ BLIND = {
     "new function": ("local.py", "def _rows", "def unused(x):\n    return x\n\n\ndef _rows"),
     "loading of data": ("datasets.py", "def load(", "THERE = 1\n\n\ndef load("),
     "bench": ("bench.py", "repeats: int = 5", "repeats: int = 6"),
+    "who computes a piece": ("cores.py", "len(pieces)) - 1", "len(pieces)) - 2"),
 }
 
 
