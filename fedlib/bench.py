@@ -77,20 +77,19 @@ def measure(
     """Return the median seconds of each piece of work.
 
     They take turns, so that a slow minute of the machine falls on all of them alike. In its
-    turn each is done twice and the second time counts: in training, too, a round follows a
-    round of the same kind.
+    turn each is done four times and the first does not count: in training, too, a round
+    follows a round of the same kind.
     """
     times: dict[str, list[float]] = {name: [] for name in works}
     for _ in range(repeats):
         for name, work in works.items():
-            work()
-            if device == "cuda":
-                torch.cuda.synchronize()
-            began = time.perf_counter()
-            work()
-            if device == "cuda":
-                torch.cuda.synchronize()
-            times[name].append(time.perf_counter() - began)
+            for turn in range(4):
+                began = time.perf_counter()
+                work()
+                if device == "cuda":
+                    torch.cuda.synchronize()
+                if turn:
+                    times[name].append(time.perf_counter() - began)
     return {name: statistics.median(taken) for name, taken in times.items()}
 
 
