@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import json
 from pathlib import Path
 
 import numpy as np
@@ -122,6 +123,17 @@ def test_the_models_of_the_book_are_timed():
         assert isinstance(model, Model) and min(copies, size, steps) > 1
         features = torch.zeros(1, 1, *shape)
         assert model.apply(torch.zeros(1, model.size), features).shape[:2] == (1, 1)
+
+
+def test_shipped_measurements_are_whole():
+    for name, occasions in (("local-sgd", 3), ("steps", 1)):
+        kept = bench.load(name)
+        assert len(kept) >= occasions
+        for one in kept:
+            assert one["rows"] and one["bench"] == name and not one["commit"].endswith("+")
+    lines = (results.folder() / "bench" / "peers.jsonl").read_text().splitlines()
+    peers = {json.loads(line)["peer"] for line in lines}
+    assert peers == {"fedlib", "plain loop", "Flower", "pfl-research"}
 
 
 def test_whole_rounds_are_the_same_in_a_plain_loop_and_in_fedlib():
