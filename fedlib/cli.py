@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -106,21 +107,40 @@ def claims(
 
 @app.command()
 def stale(as_json: Json = False) -> None:
-    """List stored records whose code or settings have changed since they were made."""
+    """List stored records that the present code, settings or data may not give again."""
     from fedlib import results
 
-    rows = [
-        {
-            "record": f"{r.manifest['paper']}/{r.manifest['experiment']}.{r.manifest['profile']}",
-            "date": r.manifest["date"],
-            "again": f"fedlib run {r.manifest['paper']} {r.manifest['experiment']} "
-            f"--profile {r.manifest['profile']} --out data/results",
-        }
-        for r in results.stored()
-        if r.stale
-    ]
+    rows = []
+    for record in results.stored():
+        m, state = record.manifest, record.state
+        if state.word != "fresh":
+            name = f"{m['paper']} {m['experiment']}"
+            again = f"fedlib run {name} --profile {m['profile']} --out data/results"
+            row = {"record": f"{m['paper']}/{m['experiment']}.{m['profile']}", "state": state.word}
+            rows.append(row | {"why": state.why, "again": again})
     if rows or as_json:
         _print(rows, as_json)
+
+
+@app.command()
+def check(
+    paper: Annotated[str | None, typer.Argument(help="Default: every paper.")] = None,
+) -> None:
+    """Make the stored smoke records again and compare; exits 1 when a number has changed.
+
+    A change of code that leaves them as they are makes larger records "checked", not "stale".
+    """
+    from fedlib import experiments
+
+    wrong = 0
+    for name in [paper] if paper else experiments.papers():
+        for experiment in experiments.names(name):
+            with tempfile.TemporaryDirectory() as place:
+                found = experiments.check(name, experiment, place, progress=False)
+            typer.echo(f"{name} {experiment}: {found or 'the same'}")
+            wrong += bool(found)
+    if wrong:
+        raise typer.Exit(1)
 
 
 @app.command()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import functools
-import hashlib
 import importlib
 import platform
 import shutil
@@ -19,7 +18,7 @@ import numpy
 import torch
 
 import fedlib
-from fedlib import datasets, results, studies
+from fedlib import datasets, freshness, results, studies
 from fedlib.errors import FedlibError, unknown
 from fedlib.paths import data_folder
 from fedlib.results import PROFILES, Record
@@ -134,8 +133,8 @@ def run(
         )
     place = choose_device(device)
     results.make_folder(Path(out) / paper)
-    source = results.source_hash(s["kind"])
-    mark = hashlib.sha256(repr((s, chosen, source, place)).encode()).hexdigest()[:12]
+    present = freshness.now(s)
+    mark = freshness.digest([repr((s, chosen, place)), present["code"], present["cards"]])
     folder = Path(out) / paper / f".{experiment}.{profile}.{mark}"
     about, began = provenance(place), time.perf_counter()
     outcome = _study(s["kind"])(studies.Job(s, chosen, place, folder, progress))
@@ -149,7 +148,7 @@ def run(
         "data": outcome.hashes,
         "fidelity": _fidelity(s["dataset"]) if outcome.hashes else "none",
         "diverged": outcome.diverged,
-        "source": source,
+        **present,
         **about,
     }
     results.save(Path(out), outcome.frame, manifest)
@@ -180,6 +179,49 @@ def obtain(
     if profile == "replay":
         return results.load(paper, experiment, "largest", out)
     return run(paper, experiment, profile, seeds, device, out or "runs")
+
+
+def check(paper: str, experiment: str, out: str | Path, progress: bool = True) -> str:
+    """Make an experiment's stored smoke record again and compare the two.
+
+    When the numbers are the same, the stored one notes that the present code gives them too:
+    that is what makes a larger record of changed code *checked*. A missing smoke record, or one
+    of other settings or data, is stored anew.
+
+    Parameters
+    ----------
+    out
+        Folder in which to make it again.
+
+    Returns
+    -------
+    str
+        What differs; empty when nothing does.
+    """
+    book, present = results.folder(), settings(paper, experiment, "smoke")
+    try:
+        held = results.load(paper, experiment, "smoke", book)
+        seeds = held.manifest["seeds"]
+    except results.MissingRecord:
+        held, seeds = None, None
+    made = run(paper, experiment, "smoke", seeds, "cpu", out, progress)
+    new = made.manifest
+    if (
+        held is None
+        or freshness.judge(held.manifest | {"code": new["code"]}, present).word != "fresh"
+    ):
+        results.save(book, made.frame, new | {"seen": freshness.seen({}, new["code"])})
+        return ""
+    old = held.manifest
+    alike = (old["instructions"], old["versions"]["torch"]) == (
+        new["instructions"], new["versions"]["torch"],
+    )  # fmt: skip
+    if found := results.differences(held.frame, made.frame, alike):
+        return found
+    seen = freshness.seen(old["seen"], new["code"])
+    if seen != old["seen"]:
+        results.save(book, held.frame, old | {"seen": seen})
+    return ""
 
 
 def check_parameters(given: Iterable[str], allowed: Iterable[str]) -> None:
@@ -220,6 +262,7 @@ def provenance(device: str) -> dict[str, Any]:
     }
     return {
         "device": _device_name(device),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
         "versions": versions,
         "commit": _commit(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),

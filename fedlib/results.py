@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import ast
-import copy
 import errno
-import functools
 import gzip
 import hashlib
 import io
 import json
 import os
-import sys
 import zlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from fedlib.errors import FedlibError
+from fedlib.freshness import State, judge
 from fedlib.paths import data_folder
 
 PROFILES = ("smoke", "quick", "paper")
@@ -54,18 +51,17 @@ class Record:
         return self.path.with_name(self.path.name.replace(".csv.gz", ".json"))
 
     @property
-    def stale(self) -> bool:
-        """True when the code that computes has changed since, or the settings have."""
+    def state(self) -> State:
+        """Whether the present code would give these rows: fresh, checked or stale, and why."""
         from fedlib import experiments
 
         m = self.manifest
         try:
             now = experiments.settings(m["paper"], m["experiment"], m["profile"])
         except FedlibError:
-            return True
-        return m["source"] != source_hash(now["kind"]) or m["settings"] != json.loads(
-            json.dumps(now)
-        )
+            now = None
+        small = self.path.with_name(f"{m['experiment']}.smoke.json")
+        return judge(m, now, json.loads(small.read_text()).get("seen") if small.exists() else None)
 
     def provenance(self) -> str:
         """Return two lines for readers: profile, data, seeds, staleness; date, commit, device."""
@@ -74,7 +70,8 @@ class Record:
         data = "digits, a substitute" if name == "digits" else name
         if m.get("fidelity", "canonical") not in ("canonical", "none"):
             data = f"{data} ({m['fidelity']})"
-        stale = " Stale: the code or the settings have changed since." if self.stale else ""
+        word, why = self.state
+        stale = "" if word == "fresh" else f" {word.capitalize()}: {why}"
         return (
             f"Record {m['experiment']}.{m['profile']}{f', {data}' if m['data'] else ''}, "
             f"{len(m['seeds'])} seed{'s' * (len(m['seeds']) > 1)}, "
@@ -110,6 +107,8 @@ def _cannot_write(path: Path, error: OSError) -> FedlibError:
 def save(record_folder: Path, frame: pd.DataFrame, manifest: dict[str, Any]) -> list[Path]:
     """Write rows and manifest, each moved into place in one step. Returns both paths.
 
+    The manifest keeps the SHA-256 of the rows.
+
     Raises
     ------
     FedlibError
@@ -117,9 +116,10 @@ def save(record_folder: Path, frame: pd.DataFrame, manifest: dict[str, Any]) -> 
     """
     target = make_folder(record_folder / manifest["paper"])
     stem = f"{manifest['experiment']}.{manifest['profile']}"
-    text = io.BytesIO()
+    text, rows = io.BytesIO(), frame.to_csv(index=False, float_format="%.7g").encode()
     with gzip.GzipFile(fileobj=text, mode="wb", mtime=0) as packed:
-        packed.write(frame.to_csv(index=False, float_format="%.7g").encode())
+        packed.write(rows)
+    manifest = manifest | {"rows": hashlib.sha256(rows).hexdigest()}
     pages = json.dumps(manifest, indent=1, sort_keys=True) + "\n"
     written = []
     for name, content in ((f"{stem}.csv.gz", text.getvalue()), (f"{stem}.json", pages.encode())):
@@ -162,7 +162,8 @@ def load(
     MissingRecord
         With the command that produces it.
     """
-    wanted = reversed(PROFILES) if profile in ("largest", "replay") else (profile,)
+    largest = PROFILES[:0:-1] if out is None else PROFILES[::-1]  # the book shows no smoke run
+    wanted = largest if profile in ("largest", "replay") else (profile,)
     for name in wanted:
         path = folder(out) / paper / f"{experiment}.{name}.csv.gz"
         page = path.with_name(f"{experiment}.{name}.json")
@@ -177,96 +178,52 @@ def load(
 
 def _read(path: Path, page: Path) -> Record:
     try:
-        return Record(pd.read_csv(path), json.loads(page.read_text()), path)
+        rows, manifest = gzip.decompress(path.read_bytes()), json.loads(page.read_text())
+        frame = pd.read_csv(io.BytesIO(rows))
     except (OSError, EOFError, ValueError, zlib.error) as error:
         raise FedlibError(
             f"Record {path} cannot be read ({error}). Delete it and its .json, and make it again."
         ) from error
-
-
-@functools.lru_cache(maxsize=64)
-def _rows(path: Path, changed: int) -> pd.DataFrame:
-    """Read the rows of a record once for each time that the file changes."""
-    return pd.read_csv(path)
-
-
-def _profiles(paper: str, experiment: str) -> Sequence[str]:
-    from fedlib import experiments
-
-    return experiments.profiles(paper, experiment)
+    if manifest.get("rows") != hashlib.sha256(rows).hexdigest():
+        raise FedlibError(
+            f"Record {path} is not the one its manifest describes: the rows' SHA-256 is "
+            f"{hashlib.sha256(rows).hexdigest()[:16]}…, the manifest says "
+            f"{str(manifest.get('rows'))[:16]}…. One of the two was edited or replaced; take both "
+            "from where they came from, or delete both and make the record again."
+        )
+    named = f"{manifest['experiment']}.{manifest['profile']}.json"
+    if (manifest["paper"], named) != (page.parent.name, page.name):
+        raise FedlibError(
+            f"The manifest {page} describes {manifest['paper']}/{named}. Give the files their own "
+            "names back."
+        )
+    return Record(frame, manifest, path)
 
 
 def stored(out: str | Path | None = None) -> list[Record]:
-    """Return every stored record, in the order of their paths."""
+    """Return every stored record, smoke runs included, in the order of their paths."""
     pages = sorted(folder(out).glob("*/*.json"))
     return [load(p.parent.name, *p.stem.rsplit(".", 1), out=out) for p in pages]
 
 
-def source_hash(kind: str) -> str:
-    """Return a hash of the code behind one kind of experiment, blind to comments and docstrings.
+def differences(one: pd.DataFrame, other: pd.DataFrame, same_machine: bool) -> str:
+    """Say in what two runs of one experiment differ; empty when they agree.
 
-    It covers the function that carries the kind out (of :mod:`fedlib.studies`, or of the module
-    named before the colon), and every top-level definition of fedlib reachable from it, but for
-    the loading of data, which the data hashes of a record cover, and the handing of work to
-    cores, which a test holds to the last bit. New code beside it leaves the hash as it is.
+    Parameters
+    ----------
+    same_machine
+        Made with the same instruction set and the same PyTorch: values agree to 1e-5.
+        Otherwise 2 % is allowed, or .02, as training enlarges the last bit.
     """
-    seen: dict[tuple[str, str], str] = {}
-    todo = [tuple(kind.split(":")) if ":" in kind else ("studies", kind)]
-    while todo:
-        module, name = todo.pop()
-        definitions, imported = _definitions(module)
-        if (module, name) in seen or name not in definitions:
-            continue
-        node = definitions[name]
-        seen[module, name] = _dump(_without_docstrings(node))
-        for child in ast.walk(node):
-            if isinstance(child, ast.Name):
-                todo.append(imported.get(child.id, (module, child.id)))
-            elif isinstance(child, ast.Attribute) and isinstance(child.value, ast.Name):
-                todo.append((imported.get(child.value.id, ("", ""))[0], child.attr))
-    text = "\n".join(f"{key}: {seen[key]}" for key in sorted(seen))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-@functools.cache
-def _definitions(module: str) -> tuple[dict[str, ast.AST], dict[str, tuple[str, str]]]:
-    """Return a module's top-level definitions, and where its imported fedlib names live."""
-    path = Path(__file__).parent / (module.replace(".", "/") + ".py")
-    if module in ("", "errors", "paths", "datasets", "cores") or not path.exists():
-        return {}, {}
-    definitions: dict[str, ast.AST] = {}
-    imported: dict[str, tuple[str, str]] = {}
-    for node in ast.parse(path.read_text()).body:
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            definitions[node.name] = node
-        elif isinstance(node, ast.Assign | ast.AnnAssign):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            definitions |= {t.id: node for t in targets if isinstance(t, ast.Name)}
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("fedlib"):
-            home = node.module.removeprefix("fedlib").removeprefix(".")
-            for alias in node.names:
-                imported[alias.asname or alias.name] = (
-                    (home, alias.name) if home else (alias.name, "")
-                )
-    return definitions, imported
-
-
-def _dump(tree: ast.AST) -> str:
-    """Return ``ast.dump`` of a tree as Python 3.11 writes it, whatever Python runs.
-
-    Python 3.12 added ``type_params`` and Python 3.13 leaves out empty lists; without this,
-    every record would look stale under another Python.
-    """
-    for node in ast.walk(tree):
-        node.__dict__.pop("type_params", None)
-    return ast.dump(tree, **({"show_empty": True} if sys.version_info >= (3, 13) else {}))
-
-
-def _without_docstrings(tree: ast.AST) -> ast.AST:
-    tree = copy.deepcopy(tree)
-    for node in ast.walk(tree):
-        body = getattr(node, "body", None)
-        first = body[0] if isinstance(body, list) and body else None
-        if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
-            del body[0]
-    return tree
+    keys = [c for c in one.columns if c != "value"]
+    if list(one.columns) != list(other.columns) or len(one) != len(other):
+        return f"{len(one)} rows of {list(one.columns)}, {len(other)} of {list(other.columns)}"
+    if not one[keys].equals(other[keys]):
+        return "the rows are of other runs, rounds or metrics"
+    small = (1e-5, 1e-9) if same_machine else (0.02, 0.02)
+    close = np.isclose(one["value"], other["value"], *small, equal_nan=True)
+    if close.all():
+        return ""
+    first = int(np.flatnonzero(~close)[0])
+    a, b = one.iloc[first].to_dict(), other["value"].iloc[first]
+    return f"{(~close).sum()} of {len(close)} values, first {a}, now {b}"

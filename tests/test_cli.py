@@ -110,11 +110,28 @@ def test_stale_is_silent_until_something_is_stale(tmp_path, monkeypatch):
     record = experiments.run(PAPER, "figB1", "smoke", out=tmp_path, progress=False)
     monkeypatch.setattr(results, "folder", lambda out=None: tmp_path)
     assert call("stale").output == "" and json.loads(call("stale", "--json").stdout) == []
-    record.manifest_path.write_text(json.dumps(record.manifest | {"source": "another"}))
+    record.manifest_path.write_text(json.dumps(record.manifest | {"cards": {"x": "another"}}))
     (row,) = json.loads(call("stale", "--json").stdout)
-    assert row["record"] == f"{PAPER}/figB1.smoke" and row["date"] == record.manifest["date"]
+    assert row["record"] == f"{PAPER}/figB1.smoke" and row["state"] == "stale" and row["why"]
     assert row["again"] == f"fedlib run {PAPER} figB1 --profile smoke --out data/results"
     assert row["again"] in call("stale").stdout
+
+
+def test_check_compares_with_the_stored_smoke_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(results, "folder", lambda out=None: tmp_path if out is None else Path(out))
+    monkeypatch.setattr(experiments, "names", lambda paper: ["figB1"])
+    assert call("check", PAPER).stdout == f"{PAPER} figB1: the same\n", "stored, as there was none"
+    held = results.load(PAPER, "figB1", "smoke", tmp_path)
+    assert held.manifest["seen"] == {name: [h] for name, h in held.manifest["code"].items()}
+    older = held.manifest | {"seen": {"toy": ["0"]}}
+    results.save(tmp_path, held.frame, older)
+    assert call("check", PAPER).exit_code == 0
+    noted, now = results.load(PAPER, "figB1", "smoke", tmp_path).manifest["seen"], held.manifest
+    assert noted["toy"] == ["0", now["code"]["toy"]] and noted.keys() == now["code"].keys()
+    results.save(tmp_path, held.frame.assign(value=held.frame["value"] * 1.01), older)
+    told = call("check", PAPER, code=1)
+    assert "values, first" in told.stdout
+    assert results.load(PAPER, "figB1", "smoke", tmp_path).manifest["seen"] == {"toy": ["0"]}
 
 
 # --- bench, data ----------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 import torch
 
-from fedlib import claims, datasets, experiments, results, studies
+from fedlib import claims, datasets, experiments, freshness, results, studies
 from fedlib.errors import FedlibError
 
 PAPER = "participation"
@@ -19,7 +19,8 @@ NAMES = [(paper, name) for paper in experiments.papers() for name in experiments
 ONE_OF_A_KIND = ["fig2", "figB2", "factor", "heterogeneity"]  # and speedup, with fewer rounds
 MANIFEST = {
     *("paper", "experiment", "profile", "settings", "seeds", "wall_seconds", "device"),
-    *("versions", "commit", "data", "fidelity", "diverged", "source", "date"),
+    *("versions", "commit", "data", "fidelity", "diverged", "code", "cards", "date",
+    "instructions", "rows"),
 }
 
 
@@ -65,11 +66,11 @@ def test_every_kind_of_study_has_an_experiment():
 def test_smoke_record(paper, name, smoke):
     record = smoke(paper, name)
     m, s = record.manifest, experiments.settings(paper, name, "smoke")
-    assert set(m) == MANIFEST and not record.stale
+    assert set(m) == MANIFEST and record.state.word == "fresh"
     assert (m["paper"], m["experiment"], m["profile"]) == (paper, name, "smoke")
     assert m["settings"] == json.loads(json.dumps(s))
     assert m["seeds"] == list(range(1, s["seeds"] + 1))
-    assert m["source"] == results.source_hash(s["kind"]) and m["diverged"] == {}
+    assert m["diverged"] == {} and {k: m[k] for k in ("code", "cards")} == freshness.now(s)
     assert m["versions"]["torch"] == torch.__version__ and m["wall_seconds"] >= 0
     assert re.fullmatch(r"[0-9a-f]{40}\+?|unknown", m["commit"])
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", m["date"])
@@ -89,6 +90,18 @@ def test_smoke_record(paper, name, smoke):
     pd.testing.assert_frame_equal(loaded.frame, frame)
     files = sorted(p.name for p in (smoke.out / paper).glob(f"*{name}.*"))
     assert files == [f"{name}.smoke.csv.gz", f"{name}.smoke.json"], "no checkpoints are left"
+
+
+@pytest.mark.parametrize("paper, name", NAMES, ids=[f"{p}-{n}" for p, n in NAMES])
+def test_the_stored_smoke_record_is_made_again(paper, name, smoke):
+    """What makes a record *checked*: a change of any number in any small run is noticed here."""
+    held, made = results.load(paper, name, "smoke", results.folder()), smoke(paper, name)
+    m, n = held.manifest, made.manifest
+    keys = ("instructions", "versions")
+    same = all(m[k] == n[k] for k in keys)
+    assert not results.differences(held.frame, made.frame, same), f"then: fedlib check {paper}"
+    for name, found in n["code"].items():
+        assert found in m["seen"][name], f"{name} has changed; to note it: fedlib check {paper}"
 
 
 def test_training_record_holds_the_whole_curve(smoke):
@@ -122,7 +135,7 @@ def test_two_runs_give_the_same_bytes(name, smoke, tmp_path):
 def test_seeds_are_runs_of_their_own(smoke, tmp_path):
     both, one = smoke(PAPER, "fig2"), again("fig2", tmp_path / "a", seeds=1)
     assert one.manifest["seeds"] == [1] and set(one.frame["seed"]) == {1}
-    assert not one.stale
+    assert one.state.word == "fresh"
     kept, alone = (f[(f["seed"] == 1) & (f["metric"] == "loss")] for f in (both.frame, one.frame))
     assert kept["round"].tolist() == alone["round"].tolist()
     np.testing.assert_allclose(kept["value"], alone["value"], rtol=1e-4)

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import ast
+import gzip
+import hashlib
 import json
 import os
-import shutil
+import re
+import tomllib
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
-import fedlib
-from fedlib import experiments, results, studies
+from fedlib import experiments, freshness, paths, results
 from fedlib.errors import FedlibError
 
 PAPER = "participation"
-PACKAGE = Path(fedlib.__file__).parent
 
 
 def manifest(experiment="fig1", profile="quick", **changes):
@@ -25,8 +26,8 @@ def manifest(experiment="fig1", profile="quick", **changes):
     held = dict(
         paper=PAPER, experiment=experiment, profile=profile, settings=s, seeds=[1, 2],
         wall_seconds=1.0, device="CPU", versions={}, commit="a" * 40, data={"file": "hash"},
-        fidelity="canonical", diverged={}, source=results.source_hash(s["kind"]),
-        date="2026-05-04T03:02:01+00:00",
+        fidelity="canonical", diverged={}, date="2026-05-04T03:02:01+00:00",
+        instructions="AVX2", **freshness.now(experiments.settings(PAPER, experiment, profile)),
     )  # fmt: skip
     return held | changes
 
@@ -49,7 +50,8 @@ def test_save_and_load(tmp_path):
     assert written == [record.path, record.manifest_path]
     assert [p.name for p in written] == ["fig1.quick.csv.gz", "fig1.quick.json"]
     assert sorted(p.name for p in (tmp_path / PAPER).iterdir()) == [p.name for p in written]
-    assert record.manifest == manifest()
+    rows = gzip.decompress(record.path.read_bytes())
+    assert record.manifest == manifest() | {"rows": hashlib.sha256(rows).hexdigest()}
     pd.testing.assert_frame_equal(record.frame, FRAME, rtol=1e-6)
     assert record.frame["value"].isna().tolist() == [False, True]
     before = [p.read_bytes() for p in written]
@@ -61,6 +63,8 @@ def test_the_largest_profile_wins(tmp_path):
         stored(tmp_path, profile=profile)
     for profile in ("largest", "replay", "paper"):
         assert results.load(PAPER, "fig1", profile, tmp_path).manifest["profile"] == "paper"
+    with pytest.raises(results.MissingRecord):  # the book stores smoke runs and shows none
+        results.load(PAPER, "fig1-cifar")
     assert results.load(PAPER, "fig1", "smoke", tmp_path).manifest["profile"] == "smoke"
     (tmp_path / PAPER / "fig1.paper.json").unlink()  # rows without a manifest are not a record
     assert results.load(PAPER, "fig1", out=tmp_path).manifest["profile"] == "quick"
@@ -121,13 +125,11 @@ def test_shipped_records_are_whole_and_up_to_date():
         assert record.path.parent.name == m["paper"]
         assert {run["run"] for run in m["settings"].get("runs", [])} <= set(record.frame["run"])
         assert set(record.frame["seed"]) <= {0, *m["seeds"]}
-    stale = [
-        f"{r.path.name}: fedlib run {r.manifest['paper']} {r.manifest['experiment']} "
-        f"--profile {r.manifest['profile']} --out data/results"
-        for r in records
-        if r.stale
-    ]
-    assert not stale, "Stale records, to be made again:\n" + "\n".join(stale)
+    stale = {f"{r.path.parent.name}/{r.path.name[:-7]}": r.state.why
+             for r in records if r.state.word == "stale"}  # fmt: skip
+    listed = tomllib.loads((paths.data_folder() / "stale.toml").read_text())
+    assert stale.keys() == listed.keys(), stale
+    assert all(reason.strip() for reason in listed.values())
     folder = results.folder()
     extra = {p.name for p in folder.glob("*/*") if p.parent.name != "bench"} - {
         p.name for r in records for p in (r.path, r.manifest_path)
@@ -152,123 +154,107 @@ def test_provenance_calls_a_substitute_a_substitute(tmp_path):
     assert "mnist" not in stored(tmp_path, data={}, fidelity="none").provenance()
 
 
-# --- stale ----------------------------------------------------------------------------------------
+# --- fresh, checked, stale ------------------------------------------------------------------------
 
 
-def test_stale_follows_settings_and_source(tmp_path, monkeypatch):
-    assert not stored(tmp_path).stale
-    other = manifest()["settings"] | {"local_steps": 6}
-    assert stored(tmp_path, settings=other).stale
-    assert stored(tmp_path, source="0" * 16).stale
-    record = stored(tmp_path, source="0" * 16)
-    assert record.provenance().endswith("Stale: the code or the settings have changed since.")
-    gone = manifest() | {"experiment": "fig1-of-old"}
-    results.save(tmp_path, FRAME, gone)
-    assert results.load(PAPER, "fig1-of-old", "quick", tmp_path).stale
-
-
-def test_stale_follows_the_experiment_file(tmp_path, monkeypatch):
+def test_a_record_of_today_is_fresh_and_says_nothing(tmp_path):
     record = stored(tmp_path)
-    changed = experiments.settings(PAPER, "fig1", "quick") | {"warmup_lr": 0.2}
-    monkeypatch.setattr(experiments, "settings", lambda *names: changed)
-    assert record.stale
+    assert record.state == ("fresh", "") and "tale" not in record.provenance()
 
 
-# --- the hash of the source -----------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "change, why",
+    [
+        (lambda m: dict(settings=m["settings"] | {"local_steps": 6}), "Settings.*local_steps"),
+        (lambda m: dict(cards={"fashion-mnist": "0"}), "data card.*fashion-mnist"),
+        (lambda m: dict(code=m["code"] | {"Task.grad": "0"}), "Code.*Task.grad"),
+        (lambda m: dict(code={k: v for k, v in m["code"].items() if k != "stream"}), "stream"),
+    ],
+)
+def test_what_makes_a_record_stale(change, why, tmp_path):
+    record = stored(tmp_path, **change(manifest()))
+    assert record.state.word == "stale" and re.search(why, record.state.why)
+    assert record.provenance().endswith("Stale: " + record.state.why)
 
 
-@pytest.fixture
-def package(tmp_path, monkeypatch):
-    """Return a function that edits a copy of the package and hashes a kind of study there."""
-    copy = tmp_path / "fedlib"
-    shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.setattr(results, "__file__", str(copy / "results.py"))
-    results._definitions.cache_clear()
+def test_an_experiment_that_is_gone(tmp_path, monkeypatch):
+    record = stored(tmp_path)
 
-    def hashed(kind, module=None, old="", new=""):
-        if module:
-            text = (copy / module).read_text()
-            assert old in text, f"{module} has changed; the test needs other text to edit"
-            (copy / module).write_text(text.replace(old, new, 1))
-        results._definitions.cache_clear()
-        return results.source_hash(kind)
+    def gone(*names):
+        raise FedlibError("Unknown experiment.")
 
-    yield hashed
-    results._definitions.cache_clear()
+    monkeypatch.setattr(experiments, "settings", gone)
+    assert record.state == ("stale", "The experiment is no longer defined at this profile.")
 
 
-BLIND = {
-    "comment": ("local.py", "    pieces =", "    # none larger than asked for\n    pieces ="),
-    "function docstring": ("local.py", "Run plain SGD on every row", "Descend"),
-    "class docstring": ("algorithms/participation.py", "Algorithm 1:", "The algorithm:"),
-    "module docstring": ("simulate.py", '"""The round loop', '"""The loop of rounds'),
-    "layout": ("local.py", "theta[rows].clone()", "(\n        theta[rows].clone()\n    )"),
-    "new function": ("local.py", "def _rows", "def unused(x):\n    return x\n\n\ndef _rows"),
-    "loading of data": ("datasets.py", "def load(", "THERE = 1\n\n\ndef load("),
-    "bench": ("bench.py", "repeats: int = 5", "repeats: int = 6"),
-    "who computes a piece": ("cores.py", "len(pieces)) - 1", "len(pieces)) - 2"),
-}
+def test_words_about_an_experiment_make_nothing_stale(tmp_path):
+    told = {"title": "Another title", "where": "elsewhere", "seeds": 99}
+    assert stored(tmp_path, settings=manifest()["settings"] | told).state.word == "fresh"
 
 
-@pytest.mark.parametrize("edit", BLIND)
-def test_source_hash_is_blind_to_what_cannot_matter(edit, package):
-    assert package("training") == package("training", *BLIND[edit])
-
-
-SEEN = {
-    "the study": ("studies.py", "checkpoint_every=500", "checkpoint_every=499"),
-    "a helper of the study": ("studies.py", "max(1, s.get", "max(2, s.get"),
-    "a constant table": ("studies.py", '"mlp": models.mlp', '"mlp": models.softmax'),
-    "the algorithm": ("algorithms/participation.py", "(self.amplify - 1)", "self.amplify"),
-    "local SGD": ("local.py", "alpha=rate", "alpha=2 * rate"),
-    "the task": ("tasks.py", "each.mean(1)", "each.sum(1)"),
-    "a loss in a table": ("tasks.py", "0.5 * (out - target)", "(out - target)"),
-    "the model": ("models.py", "1 / math.sqrt(fan_in)", "2 / math.sqrt(fan_in)"),
-    "the random streams": ("rng.py", "PCG64", "Philox"),
-    "a partitioner": ("partition.py", "other: float = 0.05", "other: float = 0.06"),
-    "a participation process": ("participation.py", "if low <= n <= high", "if low < n <= high"),
-    "the round loop": ("simulate.py", "done == rounds", "done > rounds"),
-}
-
-
-@pytest.mark.parametrize("edit", SEEN)
-def test_source_hash_sees_what_can_matter(edit, package):
-    assert package("training") != package("training", *SEEN[edit])
-
-
-def test_source_hash_covers_what_is_reachable_only(package):
-    kinds = {kind: package(kind) for kind in studies.KINDS}
-    assert len(set(kinds.values())) == len(kinds)
-    package("toy", "theory.py", "def gram(", "def gram(unused=0, *, ")
-    moved = {kind for kind in kinds if package(kind) != kinds[kind]}
-    assert moved == {"heterogeneity"}
-    package("toy", "models.py", "self.point - x", "x - self.point")
-    moved = {kind for kind in kinds if package(kind) != kinds[kind]}
-    assert {"toy", "speedup", "heterogeneity"} <= moved and "factor" not in moved
-
-
-def test_source_hash_is_the_same_under_every_python():
-    """Python 3.12 and 3.13 print trees differently; a record must not look stale there."""
-    text = results._dump(ast.parse("def f(x):\n    return g()\n\n\nclass C:\n    pass\n"))
-    assert text == (
-        "Module(body=[FunctionDef(name='f', args=arguments(posonlyargs=[], args=[arg(arg='x')], "
-        "kwonlyargs=[], kw_defaults=[], defaults=[]), body=[Return(value=Call(func=Name(id='g', "
-        "ctx=Load()), args=[], keywords=[]))], decorator_list=[]), ClassDef(name='C', bases=[], "
-        "keywords=[], body=[Pass()], decorator_list=[])], type_ignores=[])"
+def test_changed_code_that_the_small_run_went_through_is_checked(tmp_path):
+    now, before = manifest()["code"], manifest()["code"] | {"Task.grad": "0", "gone": "1"}
+    both = freshness.seen(freshness.seen({}, before), now)
+    for seen, word in (
+        (both, "checked"),
+        (both | {"Task.grad": ["0"]}, "stale"),  # the present code was never run
+        (both | {"Task.grad": [now["Task.grad"]]}, "stale"),  # nor, once, the record's
+        (both | {"gone": []}, "stale"),
+        ({}, "stale"),
+    ):
+        results.save(tmp_path, FRAME, manifest(profile="smoke") | {"seen": seen})
+        record = stored(tmp_path, code=before)
+        assert record.state.word == word, seen
+    results.save(tmp_path, FRAME, manifest(profile="smoke") | {"seen": both})
+    assert (
+        "Checked: Code has changed (Task.grad, gone)" in stored(tmp_path, code=before).provenance()
     )
+    other = stored(tmp_path, code=before, settings=manifest()["settings"] | {"local_steps": 6})
+    assert other.state.word == "stale", "other settings are not excused by a small run"
 
 
-def test_every_import_of_the_computing_code_can_be_followed():
-    """The hash follows ``from fedlib.x import y`` at the top of a module, and nothing else."""
-    computing = ["studies", "simulate", "tasks", "local", "models", "partition", "participation",
-                 "theory", "rng", "algorithms/participation"]  # fmt: skip
-    for module in computing:
-        tree = ast.parse((PACKAGE / f"{module}.py").read_text())
-        for node in ast.walk(tree):
-            inner = node not in tree.body
-            if isinstance(node, ast.Import):
-                assert not any(a.name.startswith("fedlib") for a in node.names), module
-            elif isinstance(node, ast.ImportFrom):
-                ours = node.level > 0 or (node.module or "").startswith("fedlib")
-                assert not (ours and (inner or node.level)), module
-                assert not (ours and node.module == "fedlib.algorithms"), module
+# --- rows that are not the manifest's -------------------------------------------------------------
+
+
+def test_an_edited_row_is_noticed(tmp_path):
+    record = stored(tmp_path)
+    rows = gzip.decompress(record.path.read_bytes()).replace(b"0.3333333", b"3.333333")
+    record.path.write_bytes(gzip.compress(rows))
+    with pytest.raises(FedlibError, match=r"fig1\.quick\.csv\.gz is not the one its manifest"):
+        results.load(PAPER, "fig1", "quick", tmp_path)
+
+
+@pytest.mark.parametrize(
+    "edit", [{"profile": "paper"}, {"paper": "tiers"}, {"experiment": "fig2"}, {"rows": "0"}]
+)
+def test_an_edited_manifest_is_noticed(edit, tmp_path):
+    page = stored(tmp_path).manifest_path
+    page.write_text(json.dumps(json.loads(page.read_text()) | edit))
+    with pytest.raises(FedlibError, match="manifest"):
+        results.load(PAPER, "fig1", "quick", tmp_path)
+
+
+def test_a_manifest_without_the_hash_of_its_rows_is_refused(tmp_path):
+    page = stored(tmp_path).manifest_path
+    held = json.loads(page.read_text())
+    del held["rows"]
+    page.write_text(json.dumps(held))
+    with pytest.raises(FedlibError, match="manifest says None"):
+        results.load(PAPER, "fig1", "quick", tmp_path)
+
+
+# --- comparing two runs ---------------------------------------------------------------------------
+
+
+def test_differences():
+    assert results.differences(FRAME, FRAME, True) == ""
+    close, off = (
+        FRAME.assign(value=[1 / 3 * (1 + 1e-6), np.nan]),
+        FRAME.assign(value=[0.34, np.nan]),
+    )
+    assert results.differences(FRAME, close, True) == ""
+    assert "1 of 2 values" in results.differences(FRAME, off, True)
+    assert results.differences(FRAME, FRAME.assign(value=[0.335, np.nan]), False) == ""
+    assert "2 of 2" in results.differences(FRAME, FRAME.assign(value=[0.5, 1.0]), False)
+    assert "other runs" in results.differences(FRAME, FRAME.assign(seed=[1, 2]), True)
+    assert "1 rows" in results.differences(FRAME[:1], FRAME, True)

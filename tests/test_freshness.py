@@ -1,0 +1,236 @@
+"""What makes a record stale, and what must not: each case is an edit of a copy of fedlib."""
+
+from __future__ import annotations
+
+import ast
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fedlib
+from fedlib import datasets, experiments, freshness, results
+
+PACKAGE = Path(fedlib.__file__).parent
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """Return a function that edits a copy of the package and hashes an experiment's code there."""
+    shutil.copytree(PACKAGE, tmp_path / "fedlib", ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(freshness, "_home", lambda name: tmp_path)
+    freshness.forget()
+
+    def hashed(module="", old="", new="", paper="participation", experiment="fig1"):
+        if module:
+            path = tmp_path / "fedlib" / module
+            text = path.read_text() if path.exists() else ""
+            assert old in text, f"{module} has changed; the test needs other text to edit"
+            path.write_text(text.replace(old, new, 1))
+        freshness.forget()
+        return freshness.now(experiments.settings(paper, experiment, "smoke"))["code"]
+
+    hashed.root = tmp_path / "fedlib"
+    yield hashed
+    freshness.forget()
+
+
+BLIND = {
+    "comment": ("local.py", "    pieces =", "    # none larger than asked for\n    pieces ="),
+    "function docstring": ("local.py", "Run plain SGD on every row", "Descend"),
+    "class docstring": ("algorithms/participation.py", "Algorithm 1:", "The algorithm:"),
+    "module docstring": ("simulate.py", '"""The round loop', '"""The loop of rounds'),
+    "line breaks": ("local.py", "theta[rows].clone()", "(\n        theta[rows].clone()\n    )"),
+    "annotation": ("local.py", "lr: float | Tensor,", "lr: Tensor | float,"),
+    "new function": ("local.py", "def _rows", "def unused(x):\n    return x\n\n\ndef _rows"),
+    "new method": (
+        "tasks.py",
+        "    def loss(",
+        "    def unused(self):\n        return 1\n\n    def loss(",
+    ),
+    "new loss": ("tasks.py", "LOSSES = {", 'LOSSES = {"absolute": lambda out, y: abs(out - y), '),
+    "new model": ("studies.py", "MODELS = {", 'MODELS = {"constant": lambda: 0, '),
+    "new partitioner": ("partition.py", "PARTITIONERS = {", 'PARTITIONERS = {"alike": iid, '),
+    "a model not used": ("models.py", "self.point - x", "x - self.point"),
+    "message": ("local.py", "is for the CPU; on", "works on a CPU alone; on"),
+    "new check of input": (
+        "local.py",
+        "    backend = backend or",
+        '    if not len(theta):\n        raise FedlibError("No copies.")\n    backend = backend or',
+    ),
+    "new call of a check": ("local.py", "    on_cpu =", "    check_shapes(theta)\n    on_cpu ="),
+    "fetching of data": ("datasets.py", "tried = []", "tried = list()"),
+    "bench": ("bench.py", "repeats: int = 5", "repeats: int = 6"),
+    "who computes a piece": ("cores.py", "len(pieces)) - 1", "len(pieces)) - 2"),
+}
+
+
+@pytest.mark.parametrize("edit", BLIND)
+def test_what_cannot_change_a_number_makes_nothing_stale(edit, package):
+    assert package() == package(*BLIND[edit])
+
+
+SEEN = {
+    "the study": ("studies.py", "checkpoint_every=500", "checkpoint_every=499", "training"),
+    "a helper of the study": ("studies.py", "max(1, s.get", "max(2, s.get", "build_algorithm"),
+    "a registry": (
+        *("studies.py", '"softmax": models.softmax', '"softmax": models.linear'),
+        "MODELS[softmax]",
+    ),
+    "the algorithm": (
+        *("algorithms/participation.py", "(self.amplify - 1)", "self.amplify"),
+        "GeneralizedFedAvg.round",
+    ),
+    "local SGD": ("local.py", "alpha=rate", "alpha=2 * rate", "_descend"),
+    "a constant": ("local.py", "CACHED = 2**19", "CACHED = 2**18", "CACHED"),
+    "the task": ("tasks.py", "each.mean(1)", "each.sum(1)", "Task.losses"),
+    "a default of a field": ("tasks.py", "l2: float = 0.0", "l2: float = 0.1", "Task"),
+    "a loss": ("tasks.py", 'reduction="none").view', 'reduction="sum").view', "_cross_entropy"),
+    "the model": ("models.py", "1 / math.sqrt(fan_in)", "2 / math.sqrt(fan_in)", "uniform_init"),
+    "the random streams": ("rng.py", "PCG64", "Philox", "stream"),
+    "a partitioner": ("partition.py", "other: float = 0.05", "other: float = 0.06", "similarity"),
+    "a participation process": (
+        *("participation.py", "if low <= n <= high", "if low < n <= high"),
+        "PeriodicSampler.step",
+    ),
+    "the round loop": ("simulate.py", "done == rounds", "done > rounds", "simulate"),
+    "the reading of pixels": ("datasets.py", "images /= np.", "images *= np.", "_images"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("edit", SEEN)
+def test_what_can_change_a_number_is_named(edit, package):
+    *change, name = SEEN[edit]
+    before, after = package(), package(*change)
+    assert {n for n in before.keys() | after.keys() if before.get(n) != after.get(n)} >= {name}
+
+
+def test_where_a_definition_lives_does_not_matter(package):
+    """A whole module is renamed and moved into a folder; others import it by three ways."""
+    before, root = package(), package.root
+    (root / "core").mkdir()
+    (root / "core" / "__init__.py").write_text("from .steps import local_sgd\n")
+    (root / "local.py").rename(root / "core" / "steps.py")
+    path = root / "algorithms" / "participation.py"
+    text = path.read_text()
+    for line, call in (
+        ("from fedlib.core import local_sgd", "local_sgd("),
+        ("from ..core.steps import local_sgd as walk", "walk("),
+        ("import fedlib.core.steps as steps", "steps.local_sgd("),
+        ("import fedlib.core", "fedlib.core.local_sgd("),
+    ):
+        there = text.replace("from fedlib.local import local_sgd", line)
+        path.write_text(there.replace("local_sgd(task", f"{call}task"))
+        assert package() == before, line
+    path = root / "core" / "steps.py"
+    path.write_text(path.read_text().replace("alpha=rate", "alpha=2 * rate"))
+    assert package() != before, "still followed"
+
+
+def test_an_import_inside_a_function_is_followed(package):
+    before = package()
+    old = "    y = local_sgd("
+    after = package(
+        "algorithms/participation.py", old, "    from fedlib.theory import factor\n\n" + old
+    )
+    assert after == before, "an import alone computes nothing"
+    after = package("algorithms/participation.py", old, "    factor(q)\n" + old)
+    assert "factor" in after and "factor" not in before
+
+
+def test_only_what_a_study_reaches_counts(package):
+    names = ("fig1", "figB1", "factor", "heterogeneity", "speedup")
+    before = {name: package(experiment=name) for name in names}
+    package("theory.py", "return rows @ rows.T", "return 2 * rows @ rows.T")
+    assert {n for n in names if package(experiment=n) != before[n]} == {"heterogeneity"}
+    package("models.py", "self.point - x", "x - self.point")
+    package("models.py", 'views["point"].unsqueeze(1) - x', 'x - views["point"].unsqueeze(1)')
+    moved = {n for n in names if package(experiment=n) != before[n]}
+    assert moved == {"heterogeneity", "figB1", "speedup"}
+
+
+def test_the_network_that_a_setting_names_counts(package):
+    held = {name: package(paper="tiers", experiment=name) for name in ("fig3", "fig4")}
+    assert "lstm" in held["fig4"]
+
+
+def test_the_noise_of_a_generator_counts(package):
+    before = package(paper="tiers", experiment="fig4"), package(paper="tiers", experiment="fig3")
+    old = "rng.standard_normal"
+    package("generators.py", old, "1.1 * " + old)
+    assert package(paper="tiers", experiment="fig4") != before[0]
+    assert package(paper="tiers", experiment="fig3") == before[1], "digits are not made"
+
+
+@pytest.mark.parametrize("field, value", [("std", (0.5,)), ("mean", (0.1,)), ("scale", 2.0)])
+def test_the_normalisation_of_a_card_counts(field, value, monkeypatch):
+    import dataclasses
+
+    settings = experiments.settings("participation", "fig1", "quick")
+    before, card = freshness.now(settings), datasets.card("fashion-mnist")
+    changed = dataclasses.replace(card, **{field: value})
+    monkeypatch.setattr(datasets, "card", lambda name: changed)
+    after = freshness.now(settings)
+    assert before["code"] == after["code"] and before["cards"] != after["cards"]
+    told = dataclasses.replace(card, title="other", citation="other", homepage="x", traps=("y",))
+    monkeypatch.setattr(datasets, "card", lambda name: told)
+    assert freshness.now(settings) == before
+
+
+def test_digest_tells_apart():
+    assert freshness.digest({"a": 1, "b": 2}) == freshness.digest({"b": 2, "a": 1})
+    different = [{"a": 1}, {"a": 2}, {"b": 1}, [1, 2], [2, 1], [[1], 2], "a", 1.0, 1]
+    assert len({freshness.digest(value) for value in different}) == len(different)
+
+
+def test_the_hash_is_the_same_under_every_python():
+    """Python 3.12 and 3.13 print trees differently; a record must not look stale there."""
+    text = freshness._dump(ast.parse("def f(x):\n    return g()\n\n\nclass C:\n    pass\n"))
+    assert text == (
+        "Module(body=[FunctionDef(name='f', args=arguments(posonlyargs=[], args=[arg(arg='x')], "
+        "kwonlyargs=[], kw_defaults=[], defaults=[]), body=[Return(value=Call(func=Name(id='g', "
+        "ctx=Load()), args=[], keywords=[]))], decorator_list=[]), ClassDef(name='C', bases=[], "
+        "keywords=[], body=[Pass()], decorator_list=[])], type_ignores=[])"
+    )
+
+
+class Typed(freshness._Lean):
+    """Leave out the same, but keep the annotations, by which dataclasses know their fields."""
+
+    visit_AnnAssign = visit_arg = visit_FunctionDef = ast.NodeTransformer.generic_visit
+
+
+def test_what_the_hash_leaves_out_changes_no_number(tmp_path):
+    """A copy of fedlib without any of it (no checks, messages, docstrings) gives the same rows."""
+    shutil.copytree(PACKAGE, tmp_path / "fedlib", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(PACKAGE.parent / "data", tmp_path / "data")
+    removed = 0
+    for path in (tmp_path / "fedlib").rglob("*.py"):
+        before = path.read_text()
+        lean = Typed().visit(ast.parse(before))
+        for node in ast.walk(lean):
+            if isinstance(getattr(node, "body", None), list) and not node.body:
+                node.body = [ast.Pass()]
+        after = ast.unparse(ast.fix_missing_locations(lean))
+        removed += before.count("raise ") - after.count("raise ")
+        path.write_text(after)
+    assert removed > 50
+    code = """import sys
+from fedlib import experiments
+assert experiments.__file__.startswith(sys.argv[1])
+for name in sys.argv[2:]:
+    experiments.run(*name.split(), "smoke", out="made", progress=False)
+"""
+    names = ["participation fig1", "participation factor", "tiers fig3", "tiers waiting"]
+    subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path), *names], cwd=tmp_path, check=True,
+        env={**os.environ, "PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    for name in names:
+        bare = results.load(*name.split(), "smoke", tmp_path / "made")
+        assert not results.differences(experiments.run(
+            *name.split(), "smoke", out=tmp_path / "whole", progress=False
+        ).frame, bare.frame, True), name  # fmt: skip
