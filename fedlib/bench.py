@@ -17,12 +17,18 @@ from torch.nn.functional import conv2d, cross_entropy
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from torch.utils.flop_counter import FlopCounterMode
 
-from fedlib import experiments, models, partition, results
-from fedlib.algorithms.tiers import TDCD, TIER_LOSSES, Cohort, TieredTask, draw_ids
+from fedlib.datasets import partition
+from fedlib.engine import models
+from fedlib.engine.data import Batch, FederatedDataset
+from fedlib.engine.local import BACKENDS, local_sgd
+from fedlib.engine.losses import LOSSES
+from fedlib.engine.rng import stream
+from fedlib.engine.tasks import Task
 from fedlib.errors import unknown
-from fedlib.local import BACKENDS, local_sgd
-from fedlib.rng import stream
-from fedlib.tasks import Batch, FederatedDataset, Task
+from fedlib.evidence import experiments, records
+from fedlib.papers.tiers.algorithm import TDCD, Cohort, draw_ids
+from fedlib.papers.tiers.task import TieredTask
+from fedlib.paths import data_folder
 
 WORK = {  # name: model, input shape, copies, batch, steps
     "softmax 784-10": (lambda: models.softmax(784, 10), (1, 28, 28), 50, 16, 5),
@@ -117,7 +123,7 @@ def peak_flops(device: str = "cpu") -> float:
 
 
 def local_sgd_table() -> list[dict[str, Any]]:
-    """Time :func:`fedlib.local.local_sgd` for the models of the book.
+    """Time :func:`fedlib.engine.local.local_sgd` for the models of the book.
 
     One call of 50 copies (the CNN: 10) and five steps of batch 16. The plain loop's modules and
     optimizers are made before its clock starts.
@@ -182,7 +188,7 @@ def tiers_loop(task: TieredTask, algorithm: TDCD, x: torch.Tensor) -> Callable[[
                 for _ in range(algorithm.local_steps):
                     optimizer.zero_grad()
                     out = module(silo.x[part]) + foreign[part]
-                    TIER_LOSSES[task.loss_name](out[None], silo.y[part][None]).mean().backward()
+                    LOSSES[task.loss_name](out[None], silo.y[part][None]).mean().backward()
                     optimizer.step()
             each = [parameters_to_vector(m.parameters()).detach() for m in modules]
             blocks.append(torch.stack(each).mean(0))
@@ -234,6 +240,11 @@ def run(name: str) -> list[dict[str, Any]]:
 # --- keeping them ---------------------------------------------------------------------------------
 
 
+def folder(out: str | Path | None = None) -> Path:
+    """Return the folder of kept measurements; default is the one that ships with fedlib."""
+    return (data_folder() / "results" if out is None else Path(out)) / "bench"
+
+
 def save(name: str, rows: list[dict[str, Any]], out: str | Path | None = None) -> Path:
     """Keep a measurement with what it was measured on, as ``bench/NAME/DATE.json``.
 
@@ -243,15 +254,14 @@ def save(name: str, rows: list[dict[str, Any]], out: str | Path | None = None) -
         When the folder cannot be written.
     """
     about = experiments.provenance("cuda" if torch.cuda.is_available() else "cpu")
-    target = results.make_folder(results.folder(out) / "bench" / name)
+    target = records.make_folder(folder(out) / name)
     path = target / f"{about['date'][:16].replace(':', '-')}.json"
-    about["instructions"] = torch.backends.cpu.get_cpu_capability()
     page = json.dumps({"bench": name, **about, "rows": rows}, indent=1) + "\n"
-    results.write(path, page.encode())
+    records.write(path, page.encode())
     return path
 
 
 def load(name: str, out: str | Path | None = None) -> list[dict[str, Any]]:
     """Return every kept measurement of a benchmark, oldest first."""
-    paths = sorted((results.folder(out) / "bench" / name).glob("*.json"))
+    paths = sorted((folder(out) / name).glob("*.json"))
     return [json.loads(path.read_text()) for path in paths]

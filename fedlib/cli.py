@@ -58,9 +58,9 @@ def _print(rows: list[dict[str, Any]], as_json: bool, columns: list[str] | None 
 @app.command("list")
 def list_(as_json: Json = False) -> None:
     """List every paper's experiments, with the profiles they run at."""
-    from fedlib import experiments
+    from fedlib.evidence import catalogue
 
-    _print([row for paper in experiments.papers() for row in experiments.describe(paper)], as_json)
+    _print([row for paper in catalogue.papers() for row in catalogue.describe(paper)], as_json)
 
 
 @app.command()
@@ -73,7 +73,7 @@ def run(
     out: Annotated[Path, typer.Option(help="Folder for the record.")] = Path("runs"),
 ) -> None:
     """Run an experiment and store its record. Interrupted, it goes on when started again."""
-    from fedlib import experiments
+    from fedlib.evidence import experiments
 
     record = experiments.run(paper, experiment, profile, seeds, device, out)
     for name, where in record.manifest["diverged"].items():
@@ -90,7 +90,7 @@ def claims(
     out: Annotated[Path | None, typer.Option(help="Judge the records in this folder.")] = None,
 ) -> None:
     """Judge the papers' claims from stored records."""
-    from fedlib import claims as judge
+    from fedlib.evidence import claims as judge
 
     papers = [paper] if paper else judge.papers()
     rows = [row for name in papers for row in judge.judge(name, out)]
@@ -106,16 +106,19 @@ def claims(
 
 
 @app.command()
-def stale(as_json: Json = False) -> None:
+def stale(
+    everything: Annotated[bool, typer.Option("--all", help="Fresh and checked ones, too.")] = False,
+    as_json: Json = False,
+) -> None:
     """List stored records that the present code, settings or data may not give again."""
-    from fedlib import results
+    from fedlib.evidence import records
 
     rows = []
-    for record in results.stored():
+    for record in records.stored():
         m, state = record.manifest, record.state
-        if state.word != "fresh":
+        if everything or state.word == "stale":
             name = f"{m['paper']} {m['experiment']}"
-            again = f"fedlib run {name} --profile {m['profile']} --out data/results"
+            again = f"fedlib run {name} --profile {m['profile']} --out data/papers"
             row = {"record": f"{m['paper']}/{m['experiment']}.{m['profile']}", "state": state.word}
             rows.append(row | {"why": state.why, "again": again})
     if rows or as_json:
@@ -130,11 +133,11 @@ def check(
 
     A change of code that leaves them as they are makes larger records "checked", not "stale".
     """
-    from fedlib import experiments
+    from fedlib.evidence import catalogue, experiments
 
     wrong = 0
-    for name in [paper] if paper else experiments.papers():
-        for experiment in experiments.names(name):
+    for name in [paper] if paper else catalogue.papers():
+        for experiment in catalogue.names(name):
             with tempfile.TemporaryDirectory() as place:
                 found = experiments.check(name, experiment, place, progress=False)
             typer.echo(f"{name} {experiment}: {found or 'the same'}")
@@ -153,10 +156,10 @@ def bench(
 ) -> None:
     """Time the batched engine against a plain loop on this machine, as ratios."""
     from fedlib import bench as benches
-    from fedlib import results
+    from fedlib.evidence import records
 
     if out is not None:
-        results.make_folder(out)
+        records.make_folder(out)
     rows = benches.run(name)
     kept = None if out is None else benches.save(name, rows, out)
     _print(rows, as_json)
@@ -177,7 +180,7 @@ def data_list(as_json: Json = False) -> None:
             "here": "embedded" if card.embedded else ("yes" if datasets.cached(name) else "no"),
             "title": card.title,
         }
-        for name, card in datasets.cards().items()
+        for name, card in datasets.all_cards().items()
     ]
     _print(rows, as_json)
 

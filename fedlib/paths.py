@@ -1,16 +1,17 @@
-"""Where fedlib finds the facts it ships: cards, experiments, claims and results."""
+"""Where fedlib finds facts: data cards, and for each paper its experiments, claims and records."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
-from fedlib.errors import FedlibError
+from fedlib.errors import FedlibError, unknown
 
 _MARK = Path("datasets") / "digits.toml"
 
 
 def data_folder() -> Path:
-    """Return the folder with ``datasets/``, ``experiments/``, ``claims/`` and ``results/``.
+    """Return the folder with ``datasets/``, ``papers/`` and ``results/``.
 
     In a checkout this is the ``data/`` beside the package; an installed wheel carries its own
     copy inside the package. The working directory plays no part.
@@ -27,3 +28,46 @@ def data_folder() -> Path:
             return folder
     looked = " nor ".join(str(folder / _MARK) for folder in candidates)
     raise FedlibError(f"fedlib's data folder is missing: found neither {looked}. Reinstall fedlib.")
+
+
+def papers() -> dict[str, Path]:
+    """Return every paper's folder by name: those of fedlib, then those of ``FEDLIB_PAPERS``.
+
+    ``FEDLIB_PAPERS`` names folders laid out as ``data/papers``, several with the system's path
+    separator between them. A paper is a folder with an ``experiments.toml``.
+
+    Raises
+    ------
+    FedlibError
+        When a folder of ``FEDLIB_PAPERS`` is not there, or two papers have one name.
+    """
+    homes = [
+        Path(p).expanduser() for p in os.environ.get("FEDLIB_PAPERS", "").split(os.pathsep) if p
+    ]
+    for home in homes:
+        if not home.is_dir():
+            raise FedlibError(f"FEDLIB_PAPERS names {home}, which is not a folder.")
+    found: dict[str, Path] = {}
+    for home in [data_folder() / "papers", *homes]:
+        for page in sorted(home.glob("*/experiments.toml")):
+            if page.parent.name in found:
+                raise FedlibError(
+                    f"Two papers are called '{page.parent.name}': {found[page.parent.name]} and "
+                    f"{page.parent}. Rename one of the folders."
+                )
+            found[page.parent.name] = page.parent
+    return found
+
+
+def paper_folder(paper: str) -> Path:
+    """Return the folder of a paper.
+
+    Raises
+    ------
+    FedlibError
+        For an unknown paper, with the valid ones.
+    """
+    known = papers()
+    if paper not in known:
+        raise unknown("paper", paper, known)
+    return known[paper]

@@ -11,11 +11,14 @@ import numpy as np
 import pytest
 import torch
 
-from fedlib import bench, models, results
+from fedlib import bench
+from fedlib.engine import models
+from fedlib.engine.data import Batch, FederatedDataset
+from fedlib.engine.local import BACKENDS, local_sgd
+from fedlib.engine.models import Model
+from fedlib.engine.tasks import Task
 from fedlib.errors import FedlibError
-from fedlib.local import BACKENDS, local_sgd
-from fedlib.models import Model
-from fedlib.tasks import Batch, FederatedDataset, Task
+from fedlib.evidence import records
 
 TINY = {
     "mlp": (lambda: models.mlp(12, 5, 10), (3, 4), 4, 3, 3),
@@ -113,7 +116,7 @@ def test_a_measurement_is_kept_with_what_it_was_made_on(tmp_path):
     assert path.is_relative_to(tmp_path / "bench" / "local-sgd")
     assert kept["rows"] == [{"name": "mlp", "ratio": 2.0}]
     assert {"device", "instructions", "versions", "commit", "date"} < set(kept)
-    assert results.stored(tmp_path) == [], "not an experiment's record"
+    assert records.stored(tmp_path) == [], "not an experiment's record"
 
 
 def test_the_models_of_the_book_are_timed():
@@ -131,7 +134,7 @@ def test_shipped_measurements_are_whole():
         assert len(kept) >= occasions
         for one in kept:
             assert one["rows"] and one["bench"] == name and not one["commit"].endswith("+")
-    lines = (results.folder() / "bench" / "peers.jsonl").read_text().splitlines()
+    lines = (bench.folder() / "peers.jsonl").read_text().splitlines()
     peers = {json.loads(line)["peer"] for line in lines}
     assert peers == {"fedlib", "plain loop", "Flower", "pfl-research"}
 

@@ -7,9 +7,9 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from fedlib import claims, results
-from fedlib.claims import Check
 from fedlib.errors import FedlibError
+from fedlib.evidence import claims, records
+from fedlib.evidence.claims import Check
 
 PAPER = "participation"
 EVERY = [(paper, claim) for paper in claims.papers() for claim in claims.table(paper)]
@@ -47,7 +47,7 @@ def test_claim_is_complete_and_fits_its_experiments(paper, claim):
         low, high = check["inside"]
         assert low <= high and check["measure"] in claims.MEASURES
         assert "; " not in check["what"], "semicolons separate the checks"
-        runs = set(results.load(paper, check["experiment"]).frame["run"])
+        runs = set(records.load(paper, check["experiment"]).frame["run"])
         assert {check["with"][key] for key in ("run", "a", "b") if key in check["with"]} <= runs
 
 
@@ -100,7 +100,7 @@ def fig1(tmp_path, losses, profile="quick"):
     loss = curves({run: value + noise for run, value in losses.items()})
     accuracy = curves({r: 1 - v + noise for r, v in losses.items()}, "accuracy", "test")
     manifest = dict(paper=PAPER, experiment="fig1", profile=profile)
-    results.save(tmp_path, pd.concat([loss, accuracy]), manifest)
+    records.save(tmp_path, pd.concat([loss, accuracy]), manifest)
     (row,) = (row for row in claims.judge(PAPER, tmp_path) if row["id"] == "GFA-C1")
     return row
 
@@ -118,19 +118,19 @@ def test_order_in_the_record_decides(tmp_path):
 
 
 def test_tampering_with_the_shipped_record_changes_what_is_measured(tmp_path):
-    record = results.load(PAPER, "fig1")
-    results.save(tmp_path, record.frame, record.manifest)
+    record = records.load(PAPER, "fig1")
+    records.save(tmp_path, record.frame, record.manifest)
     shipped = claims.checks(PAPER, "GFA-C1")
     assert claims.checks(PAPER, "GFA-C1", tmp_path) == shipped
     names = {"amplified": "no-amplification", "no-amplification": "amplified"}
     frame = record.frame.assign(run=record.frame["run"].replace(names))
-    results.save(tmp_path, frame, record.manifest)
+    records.save(tmp_path, frame, record.manifest)
     swapped = claims.checks(PAPER, "GFA-C1", tmp_path)
     changed = [a.measured != b.measured for a, b in zip(shipped, swapped, strict=True)]
     assert changed == [True, False, True, True, True]
     worst = frame["run"].map({run: -value for run, value in IDEAL.items()} | {"wait-full": -0.5})
     sign = np.where(frame["metric"] == "loss", 1, -1)
-    results.save(tmp_path, frame.assign(value=sign * worst), record.manifest)
+    records.save(tmp_path, frame.assign(value=sign * worst), record.manifest)
     row = claims.judge(PAPER, tmp_path)[0]
     assert row["id"] == "GFA-C1" and row["verdict"] == claims.NOT
 
@@ -138,7 +138,7 @@ def test_tampering_with_the_shipped_record_changes_what_is_measured(tmp_path):
 def test_a_record_without_the_run_counts_as_no_record(tmp_path):
     row = fig1(tmp_path, {run: v for run, v in IDEAL.items() if run != "amplified"})
     assert row["verdict"] == claims.NO_RECORD
-    frame = results.load(PAPER, "fig1", "quick", tmp_path).frame
+    frame = records.load(PAPER, "fig1", "quick", tmp_path).frame
     with pytest.raises(FedlibError, match="no rows for run 'amplified', metric 'loss'"):
         claims.final(frame, "amplified", "loss", "train")
 
@@ -186,13 +186,13 @@ def test_verdict(scale, checks, expected):
 )
 def test_check_asks_for_the_whole_interval(inside, holds, words, tmp_path):
     frame = curves({"a": [0.5]})
-    results.save(tmp_path, frame, dict(paper=PAPER, experiment="fig1", profile="quick"))
+    records.save(tmp_path, frame, dict(paper=PAPER, experiment="fig1", profile="quick"))
     arguments = dict(run="a", metric="loss", split="train")
     entry = dict(experiment="fig1", measure="final", what="q", inside=inside)
     got = claims._check(PAPER, entry | {"with": arguments}, tmp_path)
     assert (got.holds, got.bounds, got.profile) == (holds, words, "quick")
     spread = curves({"a": [0.4, 0.5, 0.6]})  # mean 0.5 again, half an interval of 0.25
-    results.save(tmp_path, spread, dict(paper=PAPER, experiment="fig1", profile="quick"))
+    records.save(tmp_path, spread, dict(paper=PAPER, experiment="fig1", profile="quick"))
     got = claims._check(PAPER, entry | {"with": arguments}, tmp_path)
     assert got.holds == (inside == [0.0, 1.0])
 

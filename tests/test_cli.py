@@ -15,8 +15,10 @@ import torch
 from typer.testing import CliRunner
 
 import fedlib
-from fedlib import bench, claims, experiments, models, results
+from fedlib import bench
 from fedlib.cli import app
+from fedlib.engine import models
+from fedlib.evidence import catalogue, claims, experiments, records
 
 PAPER = "participation"
 
@@ -47,7 +49,7 @@ def process(*arguments, code=""):
 
 def test_list():
     rows = json.loads(call("list", "--json").stdout)
-    assert rows == [row for paper in experiments.papers() for row in experiments.describe(paper)]
+    assert rows == [row for paper in catalogue.papers() for row in catalogue.describe(paper)]
     assert {"paper", "experiment", "where", "title", "profiles"} == set(rows[0])
     lines = call("list").stdout.splitlines()
     assert len(lines) == len(rows) + 2
@@ -67,7 +69,7 @@ def test_run_ends_by_naming_its_files(tmp_path):
 def test_run_passes_on_its_options_and_tells_of_divergence(tmp_path, monkeypatch):
     seen = []
     manifest = dict(diverged={"wild": {"1": 30, "2": 40}})
-    record = results.Record(pd.DataFrame(), manifest, tmp_path / "e.quick.csv.gz")
+    record = records.Record(pd.DataFrame(), manifest, tmp_path / "e.quick.csv.gz")
     monkeypatch.setattr(experiments, "run", lambda *given: seen.append(given) or record)
     done = call("run", PAPER, "fig1")
     assert "wild diverged: seed 1 by round 30, seed 2 by round 40." in done.stdout
@@ -82,7 +84,7 @@ def test_run_passes_on_its_options_and_tells_of_divergence(tmp_path, monkeypatch
 
 def test_run_with_one_seed(tmp_path):
     call("run", PAPER, "figD1", "--profile", "smoke", "--seeds", 1, "--out", tmp_path)
-    assert results.load(PAPER, "figD1", "smoke", tmp_path).manifest["seeds"] == [1]
+    assert records.load(PAPER, "figD1", "smoke", tmp_path).manifest["seeds"] == [1]
 
 
 # --- claims, stale --------------------------------------------------------------------------------
@@ -108,30 +110,32 @@ def test_claims_of_another_folder(tmp_path):
 
 def test_stale_is_silent_until_something_is_stale(tmp_path, monkeypatch):
     record = experiments.run(PAPER, "figB1", "smoke", out=tmp_path, progress=False)
-    monkeypatch.setattr(results, "folder", lambda out=None: tmp_path)
+    monkeypatch.setattr(records, "folder", lambda paper, out=None: tmp_path / paper)
     assert call("stale").output == "" and json.loads(call("stale", "--json").stdout) == []
     record.manifest_path.write_text(json.dumps(record.manifest | {"cards": {"x": "another"}}))
     (row,) = json.loads(call("stale", "--json").stdout)
     assert row["record"] == f"{PAPER}/figB1.smoke" and row["state"] == "stale" and row["why"]
-    assert row["again"] == f"fedlib run {PAPER} figB1 --profile smoke --out data/results"
+    assert row["again"] == f"fedlib run {PAPER} figB1 --profile smoke --out data/papers"
     assert row["again"] in call("stale").stdout
 
 
 def test_check_compares_with_the_stored_smoke_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(results, "folder", lambda out=None: tmp_path if out is None else Path(out))
-    monkeypatch.setattr(experiments, "names", lambda paper: ["figB1"])
+    monkeypatch.setattr(
+        records, "folder", lambda paper, out=None: tmp_path if out is None else Path(out)
+    )
+    monkeypatch.setattr(catalogue, "names", lambda paper: ["figB1"])
     assert call("check", PAPER).stdout == f"{PAPER} figB1: the same\n", "stored, as there was none"
-    held = results.load(PAPER, "figB1", "smoke", tmp_path)
+    held = records.load(PAPER, "figB1", "smoke", tmp_path)
     assert held.manifest["seen"] == {name: [h] for name, h in held.manifest["code"].items()}
     older = held.manifest | {"seen": {"toy": ["0"]}}
-    results.save(tmp_path, held.frame, older)
+    records.save(tmp_path, held.frame, older)
     assert call("check", PAPER).exit_code == 0
-    noted, now = results.load(PAPER, "figB1", "smoke", tmp_path).manifest["seen"], held.manifest
+    noted, now = records.load(PAPER, "figB1", "smoke", tmp_path).manifest["seen"], held.manifest
     assert noted["toy"] == ["0", now["code"]["toy"]] and noted.keys() == now["code"].keys()
-    results.save(tmp_path, held.frame.assign(value=held.frame["value"] * 1.01), older)
+    records.save(tmp_path, held.frame.assign(value=held.frame["value"] * 1.01), older)
     told = call("check", PAPER, code=1)
     assert "values, first" in told.stdout
-    assert results.load(PAPER, "figB1", "smoke", tmp_path).manifest["seen"] == {"toy": ["0"]}
+    assert records.load(PAPER, "figB1", "smoke", tmp_path).manifest["seen"] == {"toy": ["0"]}
 
 
 # --- bench, data ----------------------------------------------------------------------------------
@@ -237,7 +241,8 @@ def test_entry_point_prints_mistakes_for_people():
 
 def test_importing_fedlib_brings_nothing_of_jupyter():
     code = (
-        "import sys, fedlib, fedlib.cli, fedlib.experiments, fedlib.claims, fedlib.bench\n"
+        "import sys, fedlib.cli, fedlib.bench\n"
+        "from fedlib.evidence import claims, experiments\n"
         "print(*{name.partition('.')[0] for name in sys.modules})"
     )
     done = process(code=code)

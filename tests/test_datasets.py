@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from fedlib import datasets
+from fedlib.datasets import cards, fetch, loading
 from fedlib.errors import FedlibError
 from fedlib.paths import data_folder
 
@@ -157,7 +158,7 @@ urls = {urls}
 @pytest.fixture
 def tiny(tmp_path, monkeypatch) -> Tiny:
     made = Tiny(tmp_path)
-    monkeypatch.setattr(datasets, "data_folder", lambda: made.cards)
+    monkeypatch.setattr(cards, "data_folder", lambda: made.cards)
     monkeypatch.setenv("FEDLIB_DATA", str(made.cache))
     monkeypatch.delenv("FEDLIB_MIRROR", raising=False)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
@@ -181,13 +182,13 @@ def use(monkeypatch, mirror) -> None:
 def test_import_is_light():
     code = "import sys, fedlib.datasets; print([m for m in ('pooch', 'requests', 'sklearn') "
     code += "if m in sys.modules])"
-    root = Path(datasets.__file__).parents[1]
+    root = Path(datasets.__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
     assert done.stdout.strip() == "[]", done.stderr
 
 
 def test_every_card_is_complete():
-    found = datasets.cards()
+    found = datasets.all_cards()
     classic = ["cifar10", "digits", "fashion-mnist", "mnist"]
     assert [name for name, card in found.items() if not (card.generator or card.folder)] == classic
     for name, card in found.items():
@@ -268,18 +269,18 @@ def test_idx_set_round_trip(tiny, monkeypatch):
 @pytest.mark.parametrize("shape", [(5,), (3, 4), (2, 3, 4)])
 def test_idx_parser(shape):
     array = np.arange(np.prod(shape)).reshape(shape)
-    np.testing.assert_array_equal(datasets._parse_idx(idx(array)), array)
+    np.testing.assert_array_equal(loading._parse_idx(idx(array)), array)
 
 
 @pytest.mark.parametrize("spoil", [lambda d: d[:-1], lambda d: d + b"x", lambda d: d[:6]])
 def test_idx_parser_refuses_wrong_lengths(spoil):
     with pytest.raises(FedlibError, match="disagree"):
-        datasets._parse_idx(spoil(idx(np.zeros((2, 3)))))
+        loading._parse_idx(spoil(idx(np.zeros((2, 3)))))
 
 
 def test_idx_parser_refuses_other_formats():
     with pytest.raises(FedlibError, match="starts with 3c 68 74 6d"):
-        datasets._parse_idx(b"<html></html>")
+        loading._parse_idx(b"<html></html>")
 
 
 # --- where files come from ------------------------------------------------------------------------
@@ -406,7 +407,7 @@ def test_missing_in_mirror_and_no_network(tiny, server, monkeypatch):
      ("no-length", "truncated"), ("stall", "stalled")],
 )  # fmt: skip
 def test_bad_servers(tiny, server, monkeypatch, mode, reason):
-    monkeypatch.setattr(datasets, "TIMEOUT", 0.3)
+    monkeypatch.setattr(fetch, "TIMEOUT", 0.3)
     server.mode, server.content["/a.gz"] = mode, tiny.packed["train_x"]
     tiny.write_card(server.url)
     started = time.monotonic()
@@ -420,7 +421,7 @@ def test_interruption_leaves_nothing(tiny, monkeypatch):
         assert len(tiny.left()) == 1
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(datasets, "_copy", interrupted)
+    monkeypatch.setattr(fetch, "_copy", interrupted)
     use(monkeypatch, tiny.mirror)
     with pytest.raises(KeyboardInterrupt):
         datasets.get("tiny")
@@ -432,7 +433,7 @@ def test_full_disk_is_told_apart_from_a_bad_source(tiny, monkeypatch):
         part.write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(datasets, "_copy", full)
+    monkeypatch.setattr(fetch, "_copy", full)
     use(monkeypatch, tiny.mirror)
     message = failure()
     assert "no space left" in message and "FEDLIB_DATA" in message and tiny.left() == []

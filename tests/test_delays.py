@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from fedlib.delays import Deterministic, EventQueue, ShiftedExponential, each
 from fedlib.errors import FedlibError
+from fedlib.population.delays import Deterministic, EventQueue, ShiftedExponential, each
 
 LAWS = [ShiftedExponential(1.0, 0.5), Deterministic(3.0)]
 

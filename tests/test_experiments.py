@@ -11,16 +11,29 @@ import pandas as pd
 import pytest
 import torch
 
-from fedlib import claims, datasets, experiments, freshness, results, studies
+from fedlib import datasets
 from fedlib.errors import FedlibError
+from fedlib.evidence import catalogue, claims, experiments, freshness, records
+from fedlib.papers.job import Job
+from fedlib.papers.participation import study as studies
 
 PAPER = "participation"
-NAMES = [(paper, name) for paper in experiments.papers() for name in experiments.names(paper)]
+NAMES = [(paper, name) for paper in catalogue.papers() for name in catalogue.names(paper)]
 ONE_OF_A_KIND = ["fig2", "figB2", "factor", "heterogeneity"]  # and speedup, with fewer rounds
 MANIFEST = {
     *("paper", "experiment", "profile", "settings", "seeds", "wall_seconds", "device"),
-    *("versions", "commit", "data", "fidelity", "diverged", "code", "cards", "date",
-    "instructions", "rows"),
+    *(
+        "versions",
+        "commit",
+        "data",
+        "fidelity",
+        "diverged",
+        "code",
+        "cards",
+        "date",
+        "instructions",
+        "rows",
+    ),
 }
 
 
@@ -54,8 +67,8 @@ def again(name, out, **options):
 
 
 def test_every_kind_of_study_has_an_experiment():
-    kinds = {experiments.settings(p, n, "smoke")["kind"] for p, n in NAMES}
-    assert {kind for kind in kinds if ":" not in kind} == set(studies.KINDS)
+    kinds = {catalogue.settings(p, n, "smoke")["kind"] for p, n in NAMES}
+    assert all(":" in kind and kind.startswith("fedlib.papers.") for kind in kinds)
     assert {n for p, n in NAMES if p == PAPER} >= {
         *("fig1", "fig2", "figB1", "figB2", "figD1", "figD2", "figD3"),
         *("factor", "heterogeneity", "speedup"),
@@ -65,7 +78,7 @@ def test_every_kind_of_study_has_an_experiment():
 @pytest.mark.parametrize("paper, name", NAMES, ids=[f"{p}-{n}" for p, n in NAMES])
 def test_smoke_record(paper, name, smoke):
     record = smoke(paper, name)
-    m, s = record.manifest, experiments.settings(paper, name, "smoke")
+    m, s = record.manifest, catalogue.settings(paper, name, "smoke")
     assert set(m) == MANIFEST and record.state.word == "fresh"
     assert (m["paper"], m["experiment"], m["profile"]) == (paper, name, "smoke")
     assert m["settings"] == json.loads(json.dumps(s))
@@ -75,7 +88,7 @@ def test_smoke_record(paper, name, smoke):
     assert re.fullmatch(r"[0-9a-f]{40}\+?|unknown", m["commit"])
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", m["date"])
     assert bool(m["data"]) == (m["fidelity"] != "none")
-    assert bool(m["data"]) or s["kind"] not in ("training", "heterogeneity")
+    assert bool(m["data"]) or s["kind"].split(":")[1] not in ("training", "heterogeneity")
     if m["data"]:
         assert m["data"] == datasets.load(s["dataset"], progress=False).hashes
     used = bool(m["data"]) and s["dataset"] == "digits"
@@ -84,9 +97,9 @@ def test_smoke_record(paper, name, smoke):
     assert len(frame) and set(frame["seed"]) <= {0, *m["seeds"]} and not frame.duplicated().any()
     if paper == PAPER:
         assert list(frame["run"].unique()) == [run["run"] for run in s["runs"]]
-        assert set(frame["seed"]) == ({0} if s["kind"] == "toy" else set(m["seeds"]))
+        assert set(frame["seed"]) == ({0} if s["kind"].endswith(":toy") else set(m["seeds"]))
         assert np.isfinite(frame["value"]).all()
-    loaded = results.load(paper, name, "smoke", smoke.out)
+    loaded = records.load(paper, name, "smoke", smoke.out)
     pd.testing.assert_frame_equal(loaded.frame, frame)
     files = sorted(p.name for p in (smoke.out / paper).glob(f"*{name}.*"))
     assert files == [f"{name}.smoke.csv.gz", f"{name}.smoke.json"], "no checkpoints are left"
@@ -95,11 +108,11 @@ def test_smoke_record(paper, name, smoke):
 @pytest.mark.parametrize("paper, name", NAMES, ids=[f"{p}-{n}" for p, n in NAMES])
 def test_the_stored_smoke_record_is_made_again(paper, name, smoke):
     """What makes a record *checked*: a change of any number in any small run is noticed here."""
-    held, made = results.load(paper, name, "smoke", results.folder()), smoke(paper, name)
+    held, made = records.load(paper, name, "smoke"), smoke(paper, name)
     m, n = held.manifest, made.manifest
     keys = ("instructions", "versions")
     same = all(m[k] == n[k] for k in keys)
-    assert not results.differences(held.frame, made.frame, same), f"then: fedlib check {paper}"
+    assert not records.differences(held.frame, made.frame, same), f"then: fedlib check {paper}"
     for name, found in n["code"].items():
         assert found in m["seen"][name], f"{name} has changed; to note it: fedlib check {paper}"
 
@@ -113,7 +126,7 @@ def test_training_record_holds_the_whole_curve(smoke):
         assert curve["round"].tolist() == list(range(0, 61, 10)), "counted after the warm-up"
     first = frame[frame["round"] == 0].pivot_table("value", "seed", "run", sort=False)
     assert (first.nunique(axis=1) == 1).all(), "all runs start from the same warm-up"
-    job = studies.Job(experiments.settings(PAPER, "fig1", "smoke"), (1, 2), progress=False)
+    job = Job(catalogue.settings(PAPER, "fig1", "smoke"), (1, 2), progress=False)
     task, _ = studies.build_task(job.settings, 1)
     warm = studies.warm_up(job, task, studies.build_process(job.settings))
     loss = task.evaluate(warm, "test")["loss"].tolist()
@@ -145,7 +158,7 @@ def test_seeds_are_runs_of_their_own(smoke, tmp_path):
 
 
 def test_claims_can_be_judged_from_smoke_records(smoke):
-    for name in experiments.names(PAPER):
+    for name in catalogue.names(PAPER):
         smoke(PAPER, name)
     for row in claims.judge(PAPER, smoke.out):
         assert row["verdict"] in (claims.REPRODUCED, claims.REDUCED, claims.PARTLY, claims.NOT)
@@ -156,12 +169,12 @@ def test_claims_can_be_judged_from_smoke_records(smoke):
 
 
 def test_divergence_is_in_the_manifest(tmp_path, monkeypatch):
-    table = copy.deepcopy(experiments._table(PAPER))
+    table = copy.deepcopy(catalogue._table(PAPER))
     table["figD1"]["runs"] = [
         dict(run="calm", algorithm="fedavg", process="independent", lr=0.1, compress_lr=False),
         dict(run="wild", algorithm="fedavg", process="independent", lr=1e38, compress_lr=False),
     ]
-    monkeypatch.setattr(experiments, "_table", lambda paper: table)
+    monkeypatch.setattr(catalogue, "_table", lambda paper: table)
     record = again("figD1", tmp_path)
     assert record.manifest["diverged"] == {"wild": {"1": 10, "2": 10}}
     calm, wild = (record.frame[record.frame["run"] == run] for run in ("calm", "wild"))
@@ -178,18 +191,18 @@ def test_divergence_is_in_the_manifest(tmp_path, monkeypatch):
 def test_layers_of_settings(monkeypatch):
     table = {
         "title": "t",
-        "profiles": {p: dict(a=p, b=p, c=p) for p in results.PROFILES},
+        "profiles": {p: dict(a=p, b=p, c=p) for p in records.PROFILES},
         "common": dict(a=0, z=0),
         "e": dict(b=1, d=1, smoke=dict(c="own", seeds=9), where="", title=""),
         "f": dict(only=["paper"], where="", title=""),
     }
-    monkeypatch.setattr(experiments, "_table", lambda paper: table)
-    got = experiments.settings("p", "e", "smoke")
+    monkeypatch.setattr(catalogue, "_table", lambda paper: table)
+    got = catalogue.settings("p", "e", "smoke")
     assert got == dict(a="smoke", b="smoke", c="own", d=1, z=0, seeds=9, where="", title="")
-    assert experiments.settings("p", "e", "quick")["c"] == "quick"
-    assert experiments.names("p") == ["e", "f"]
+    assert catalogue.settings("p", "e", "quick")["c"] == "quick"
+    assert catalogue.names("p") == ["e", "f"]
     with pytest.raises(FedlibError, match=r"profile of f 'smoke'.* Valid: paper\."):
-        experiments.settings("p", "f", "smoke")
+        catalogue.settings("p", "f", "smoke")
 
 
 @pytest.mark.parametrize(
@@ -222,7 +235,7 @@ def test_cuda_is_used_only_where_it_is(monkeypatch):
 
 def test_a_folder_that_cannot_be_made_is_told_before_the_work(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr(studies, "KINDS", {})
+    monkeypatch.setattr(experiments, "_study", None)
     with pytest.raises(FedlibError, match="Cannot write to .*file"):
         experiments.run(PAPER, "figB1", "smoke", out=tmp_path / "file" / "out")
 
@@ -238,10 +251,10 @@ def test_an_experiment_without_data_fetches_none(tmp_path, monkeypatch):
 
 
 def test_obtain_reads_or_runs(tmp_path, monkeypatch):
-    with pytest.raises(results.MissingRecord):
+    with pytest.raises(records.MissingRecord):
         experiments.obtain(PAPER, "figB1", "replay", out=tmp_path)
     made = experiments.obtain(PAPER, "figB1", "smoke", out=tmp_path)
-    monkeypatch.setattr(studies, "KINDS", {})
+    monkeypatch.setattr(experiments, "_study", None)
     read = experiments.obtain(PAPER, "figB1", "replay", out=tmp_path)
     assert read.path == made.path and read.frame.equals(made.frame)
 

@@ -1,4 +1,5 @@
 """What makes a record stale, and what must not: each case is an edit of a copy of fedlib."""
+# ruff: noqa: E501 - an edit reads best on one line
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from pathlib import Path
 import pytest
 
 import fedlib
-from fedlib import datasets, experiments, freshness, results
+from fedlib import datasets
+from fedlib.evidence import catalogue, experiments, freshness, records
 
 PACKAGE = Path(fedlib.__file__).parent
 
@@ -31,7 +33,7 @@ def package(tmp_path, monkeypatch):
             assert old in text, f"{module} has changed; the test needs other text to edit"
             path.write_text(text.replace(old, new, 1))
         freshness.forget()
-        return freshness.now(experiments.settings(paper, experiment, "smoke"))["code"]
+        return freshness.now(catalogue.settings(paper, experiment, "smoke"))["code"]
 
     hashed.root = tmp_path / "fedlib"
     yield hashed
@@ -39,32 +41,56 @@ def package(tmp_path, monkeypatch):
 
 
 BLIND = {
-    "comment": ("local.py", "    pieces =", "    # none larger than asked for\n    pieces ="),
-    "function docstring": ("local.py", "Run plain SGD on every row", "Descend"),
-    "class docstring": ("algorithms/participation.py", "Algorithm 1:", "The algorithm:"),
-    "module docstring": ("simulate.py", '"""The round loop', '"""The loop of rounds'),
-    "line breaks": ("local.py", "theta[rows].clone()", "(\n        theta[rows].clone()\n    )"),
-    "annotation": ("local.py", "lr: float | Tensor,", "lr: Tensor | float,"),
-    "new function": ("local.py", "def _rows", "def unused(x):\n    return x\n\n\ndef _rows"),
+    "comment": (
+        "engine/local.py",
+        "    pieces =",
+        "    # none larger than asked for\n    pieces =",
+    ),
+    "function docstring": ("engine/local.py", "Run plain SGD on every row", "Descend"),
+    "class docstring": ("papers/participation/algorithm.py", "Algorithm 1:", "The algorithm:"),
+    "module docstring": ("engine/simulation.py", '"""The round loop', '"""The loop of rounds'),
+    "line breaks": (
+        "engine/local.py",
+        "theta[rows].clone()",
+        "(\n        theta[rows].clone()\n    )",
+    ),
+    "annotation": ("engine/local.py", "lr: float | Tensor,", "lr: Tensor | float,"),
+    "new function": ("engine/local.py", "def _rows", "def unused(x):\n    return x\n\n\ndef _rows"),
     "new method": (
-        "tasks.py",
+        "engine/tasks.py",
         "    def loss(",
         "    def unused(self):\n        return 1\n\n    def loss(",
     ),
-    "new loss": ("tasks.py", "LOSSES = {", 'LOSSES = {"absolute": lambda out, y: abs(out - y), '),
-    "new model": ("studies.py", "MODELS = {", 'MODELS = {"constant": lambda: 0, '),
-    "new partitioner": ("partition.py", "PARTITIONERS = {", 'PARTITIONERS = {"alike": iid, '),
-    "a model not used": ("models.py", "self.point - x", "x - self.point"),
-    "message": ("local.py", "is for the CPU; on", "works on a CPU alone; on"),
+    "new loss": (
+        "engine/losses.py",
+        "LOSSES = {",
+        'LOSSES = {"absolute": lambda out, y: abs(out - y), ',
+    ),
+    "new model": (
+        "papers/participation/study.py",
+        "MODELS = {",
+        'MODELS = {"constant": lambda: 0, ',
+    ),
+    "new partitioner": (
+        "datasets/partition.py",
+        "PARTITIONERS = {",
+        'PARTITIONERS = {"alike": iid, ',
+    ),
+    "a model not used": ("engine/models.py", "self.point - x", "x - self.point"),
+    "message": ("engine/local.py", "is for the CPU; on", "works on a CPU alone; on"),
     "new check of input": (
-        "local.py",
+        "engine/local.py",
         "    backend = backend or",
         '    if not len(theta):\n        raise FedlibError("No copies.")\n    backend = backend or',
     ),
-    "new call of a check": ("local.py", "    on_cpu =", "    check_shapes(theta)\n    on_cpu ="),
-    "fetching of data": ("datasets.py", "tried = []", "tried = list()"),
+    "new call of a check": (
+        "engine/local.py",
+        "    on_cpu =",
+        "    check_shapes(theta)\n    on_cpu =",
+    ),
+    "fetching of data": ("datasets/fetch.py", "tried = []", "tried = list()"),
     "bench": ("bench.py", "repeats: int = 5", "repeats: int = 6"),
-    "who computes a piece": ("cores.py", "len(pieces)) - 1", "len(pieces)) - 2"),
+    "who computes a piece": ("engine/cores.py", "len(pieces)) - 1", "len(pieces)) - 2"),
 }
 
 
@@ -74,30 +100,30 @@ def test_what_cannot_change_a_number_makes_nothing_stale(edit, package):
 
 
 SEEN = {
-    "the study": ("studies.py", "checkpoint_every=500", "checkpoint_every=499", "training"),
-    "a helper of the study": ("studies.py", "max(1, s.get", "max(2, s.get", "build_algorithm"),
+    "the study": ("papers/participation/study.py", "checkpoint_every=500", "checkpoint_every=499", "training"),
+    "a helper of the study": ("papers/participation/study.py", "max(1, s.get", "max(2, s.get", "build_algorithm"),
     "a registry": (
-        *("studies.py", '"softmax": models.softmax', '"softmax": models.linear'),
+        *("papers/participation/study.py", '"softmax": models.softmax', '"softmax": models.linear'),
         "MODELS[softmax]",
     ),
     "the algorithm": (
-        *("algorithms/participation.py", "(self.amplify - 1)", "self.amplify"),
+        *("papers/participation/algorithm.py", "(self.amplify - 1)", "self.amplify"),
         "GeneralizedFedAvg.round",
     ),
-    "local SGD": ("local.py", "alpha=rate", "alpha=2 * rate", "_descend"),
-    "a constant": ("local.py", "CACHED = 2**19", "CACHED = 2**18", "CACHED"),
-    "the task": ("tasks.py", "each.mean(1)", "each.sum(1)", "Task.losses"),
-    "a default of a field": ("tasks.py", "l2: float = 0.0", "l2: float = 0.1", "Task"),
-    "a loss": ("tasks.py", 'reduction="none").view', 'reduction="sum").view', "_cross_entropy"),
-    "the model": ("models.py", "1 / math.sqrt(fan_in)", "2 / math.sqrt(fan_in)", "uniform_init"),
-    "the random streams": ("rng.py", "PCG64", "Philox", "stream"),
-    "a partitioner": ("partition.py", "other: float = 0.05", "other: float = 0.06", "similarity"),
+    "local SGD": ("engine/local.py", "alpha=rate", "alpha=2 * rate", "_descend"),
+    "a constant": ("engine/local.py", "CACHED = 2**19", "CACHED = 2**18", "CACHED"),
+    "the task": ("engine/tasks.py", "each.mean(1)", "each.sum(1)", "Task.losses"),
+    "a default of a field": ("engine/tasks.py", "l2: float = 0.0", "l2: float = 0.1", "Task"),
+    "a loss": ("engine/losses.py", 'reduction="none").view', 'reduction="sum").view', "_cross_entropy"),
+    "the model": ("engine/models.py", "1 / math.sqrt(fan_in)", "2 / math.sqrt(fan_in)", "uniform_init"),
+    "the random streams": ("engine/rng.py", "PCG64", "Philox", "stream"),
+    "a partitioner": ("datasets/partition.py", "other: float = 0.05", "other: float = 0.06", "similarity"),
     "a participation process": (
-        *("participation.py", "if low <= n <= high", "if low < n <= high"),
+        *("population/participation.py", "if low <= n <= high", "if low < n <= high"),
         "PeriodicSampler.step",
     ),
-    "the round loop": ("simulate.py", "done == rounds", "done > rounds", "simulate"),
-    "the reading of pixels": ("datasets.py", "images /= np.", "images *= np.", "_images"),
+    "the round loop": ("engine/simulation.py", "done == rounds", "done > rounds", "simulate"),
+    "the reading of pixels": ("datasets/loading.py", "images /= np.", "images *= np.", "_images"),
 }  # fmt: skip
 
 
@@ -113,8 +139,8 @@ def test_where_a_definition_lives_does_not_matter(package):
     before, root = package(), package.root
     (root / "core").mkdir()
     (root / "core" / "__init__.py").write_text("from .steps import local_sgd\n")
-    (root / "local.py").rename(root / "core" / "steps.py")
-    path = root / "algorithms" / "participation.py"
+    (root / "engine/local.py").rename(root / "core" / "steps.py")
+    path = root / "papers" / "fedavg.py"
     text = path.read_text()
     for line, call in (
         ("from fedlib.core import local_sgd", "local_sgd("),
@@ -122,7 +148,7 @@ def test_where_a_definition_lives_does_not_matter(package):
         ("import fedlib.core.steps as steps", "steps.local_sgd("),
         ("import fedlib.core", "fedlib.core.local_sgd("),
     ):
-        there = text.replace("from fedlib.local import local_sgd", line)
+        there = text.replace("from fedlib.engine.local import local_sgd", line)
         path.write_text(there.replace("local_sgd(task", f"{call}task"))
         assert package() == before, line
     path = root / "core" / "steps.py"
@@ -134,20 +160,24 @@ def test_an_import_inside_a_function_is_followed(package):
     before = package()
     old = "    y = local_sgd("
     after = package(
-        "algorithms/participation.py", old, "    from fedlib.theory import factor\n\n" + old
+        "papers/fedavg.py",
+        old,
+        "    from fedlib.papers.participation.theory import factor\n\n" + old,
     )
     assert after == before, "an import alone computes nothing"
-    after = package("algorithms/participation.py", old, "    factor(q)\n" + old)
+    after = package("papers/fedavg.py", old, "    factor(q)\n" + old)
     assert "factor" in after and "factor" not in before
 
 
 def test_only_what_a_study_reaches_counts(package):
     names = ("fig1", "figB1", "factor", "heterogeneity", "speedup")
     before = {name: package(experiment=name) for name in names}
-    package("theory.py", "return rows @ rows.T", "return 2 * rows @ rows.T")
+    package("papers/participation/theory.py", "return rows @ rows.T", "return 2 * rows @ rows.T")
     assert {n for n in names if package(experiment=n) != before[n]} == {"heterogeneity"}
-    package("models.py", "self.point - x", "x - self.point")
-    package("models.py", 'views["point"].unsqueeze(1) - x', 'x - views["point"].unsqueeze(1)')
+    package("engine/models.py", "self.point - x", "x - self.point")
+    package(
+        "engine/models.py", 'views["point"].unsqueeze(1) - x', 'x - views["point"].unsqueeze(1)'
+    )
     moved = {n for n in names if package(experiment=n) != before[n]}
     assert moved == {"heterogeneity", "figB1", "speedup"}
 
@@ -160,7 +190,7 @@ def test_the_network_that_a_setting_names_counts(package):
 def test_the_noise_of_a_generator_counts(package):
     before = package(paper="tiers", experiment="fig4"), package(paper="tiers", experiment="fig3")
     old = "rng.standard_normal"
-    package("generators.py", old, "1.1 * " + old)
+    package("datasets/generators.py", old, "1.1 * " + old)
     assert package(paper="tiers", experiment="fig4") != before[0]
     assert package(paper="tiers", experiment="fig3") == before[1], "digits are not made"
 
@@ -169,14 +199,14 @@ def test_the_noise_of_a_generator_counts(package):
 def test_the_normalisation_of_a_card_counts(field, value, monkeypatch):
     import dataclasses
 
-    settings = experiments.settings("participation", "fig1", "quick")
+    settings = catalogue.settings("participation", "fig1", "quick")
     before, card = freshness.now(settings), datasets.card("fashion-mnist")
     changed = dataclasses.replace(card, **{field: value})
-    monkeypatch.setattr(datasets, "card", lambda name: changed)
+    monkeypatch.setattr(freshness.datasets, "card", lambda name: changed)
     after = freshness.now(settings)
     assert before["code"] == after["code"] and before["cards"] != after["cards"]
     told = dataclasses.replace(card, title="other", citation="other", homepage="x", traps=("y",))
-    monkeypatch.setattr(datasets, "card", lambda name: told)
+    monkeypatch.setattr(freshness.datasets, "card", lambda name: told)
     assert freshness.now(settings) == before
 
 
@@ -219,7 +249,7 @@ def test_what_the_hash_leaves_out_changes_no_number(tmp_path):
         path.write_text(after)
     assert removed > 50
     code = """import sys
-from fedlib import experiments
+from fedlib.evidence import experiments
 assert experiments.__file__.startswith(sys.argv[1])
 for name in sys.argv[2:]:
     experiments.run(*name.split(), "smoke", out="made", progress=False)
@@ -230,7 +260,7 @@ for name in sys.argv[2:]:
         env={**os.environ, "PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     for name in names:
-        bare = results.load(*name.split(), "smoke", tmp_path / "made")
-        assert not results.differences(experiments.run(
+        bare = records.load(*name.split(), "smoke", tmp_path / "made")
+        assert not records.differences(experiments.run(
             *name.split(), "smoke", out=tmp_path / "whole", progress=False
         ).frame, bare.frame, True), name  # fmt: skip

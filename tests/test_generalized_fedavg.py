@@ -1,14 +1,19 @@
 """The exact identities of the participation paper's specification, in float64."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
-from fedlib import participation as pt
-from fedlib.algorithms import FedAvg, GeneralizedFedAvg, WaitFull, WaitMinibatch
-from fedlib.models import linear, softmax
-from fedlib.simulate import simulate
-from fedlib.tasks import FederatedDataset, Task, toy_task
+from fedlib.engine.data import FederatedDataset
+from fedlib.engine.models import linear, softmax
+from fedlib.engine.simulation import simulate
+from fedlib.engine.tasks import Task
+from fedlib.papers.fedavg import FedAvg
+from fedlib.papers.participation.algorithm import GeneralizedFedAvg, WaitFull, WaitMinibatch
+from fedlib.papers.participation.toy import toy_task
+from fedlib.population import participation as pt
 
 N = 6
 
@@ -57,7 +62,7 @@ def test_02_interval_one_is_a_server_rate():
     for t in range(6):
         after, _ = FedAvg(SOME, **MINI).round(state, task)
         x = state.x + 2.5 * (after.x - state.x)
-        state = type(state)(x, after.u, state.seeds, after.cursor, t + 1, t + 1)
+        state = replace(after, x=x)
         assert torch.allclose(path[t + 1], x, atol=1e-13)
 
 
@@ -74,7 +79,7 @@ def test_03_accumulator_equals_reference_weights():
         if (t + 1) % P == 0:
             x = state.x + (eta - 1) * (state.x - reference)
             assert torch.allclose(x, reference + eta * u, atol=1e-13)
-            state = type(state)(x, state.u, state.seeds, state.cursor, state.t, state.t0)
+            state = replace(state, x=x)
             reference, u = x, torch.zeros_like(u)
         assert torch.allclose(path[t + 1], state.x, atol=1e-13)
 
@@ -231,3 +236,8 @@ def test_simulate_matches_the_bare_loop_and_reports_divergence():
     }
     wild = simulate(FedAvg(pt.Full(N), lr=1e3), regression(), 500, (0, 1), progress=False)
     assert set(wild.diverged) == {0, 1} and wild.state.t < 500
+
+
+def test_fedavg_knows_nothing_of_amplification():
+    with pytest.raises(TypeError, match="amplify"):
+        FedAvg(SOME, amplify=10, **MINI)

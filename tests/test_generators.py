@@ -9,9 +9,10 @@ import pytest
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
-from fedlib import datasets, generators
+from fedlib import datasets
+from fedlib.datasets import cards, generators
+from fedlib.datasets.generators import depth_views, ehr_like, shapes
 from fedlib.errors import FedlibError
-from fedlib.generators import depth_views, ehr_like, shapes
 from fedlib.paths import data_folder
 
 MADE = ["ehr-like", "ehr-like-small", "shapes-12view", "shapes-12view-small"]
@@ -26,7 +27,7 @@ def test_cards_of_made_sets_are_complete(name):
     card = datasets.card(name)
     assert card.embedded and datasets.cached(name) and datasets.get(name) == []
     assert card.stands_in_for and card.cannot_show and card.traps
-    assert set(card.stands_in_for) <= set(datasets.cards())
+    assert set(card.stands_in_for) <= set(datasets.all_cards())
     assert card.generator["kind"] in generators.KINDS and "seed" in card.generator
     value = {"ehr-like": 2, "shapes": 1}[card.generator["kind"]]
     row = value * int(np.prod(card.shape)) + 1
@@ -90,7 +91,7 @@ def test_other_bytes_than_the_card_s_are_unverified(tmp_path, monkeypatch):
     (tmp_path / "datasets").mkdir()
     changed = text.replace("seed = 2021", "seed = 7").replace("train = 2000", "train = 20")
     (tmp_path / "datasets" / "ehr-like-small.toml").write_text(changed)
-    monkeypatch.setattr(datasets, "data_folder", lambda: tmp_path)
+    monkeypatch.setattr(cards, "data_folder", lambda: tmp_path)
     with pytest.warns(UserWarning, match="'ehr-like-small' is unverified"):
         data = datasets.load("ehr-like-small")
     assert data.fidelity == "unverified" and len(data.train_x) == 20

@@ -40,9 +40,7 @@ def named(path: Path) -> str:
 
 
 NOTEBOOKS = sorted(
-    path
-    for path in (ROOT / "notebooks").rglob("*.ipynb")
-    if ".ipynb_checkpoints" not in path.parts
+    path for path in (ROOT / "notebooks").rglob("*.ipynb") if ".ipynb_checkpoints" not in path.parts
 )
 every_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=named)
 
@@ -223,8 +221,8 @@ def test_no_measured_number_is_typed(path):
         pytest.fail(f"{named(path)} is not there")
     facts = "\n".join(
         fact.read_text("utf-8")
-        for folder in ("experiments", "claims")
-        for fact in sorted((ROOT / "data" / folder).glob("*.toml"))
+        for name in ("experiments", "claims")
+        for fact in sorted((ROOT / "data" / "papers").glob(f"*/{name}.toml"))
     )
     known = set(re.findall(r"\d+(?:\.\d+)*", facts))
     if path.suffix == ".ipynb":
@@ -233,4 +231,4 @@ def test_no_measured_number_is_typed(path):
     else:
         prose = path.read_text("utf-8")
     typed = sorted(set(typed_numbers(prose)) - known)
-    assert not typed, f"typed by hand, found neither in data/experiments nor data/claims: {typed}"
+    assert not typed, f"typed by hand, found neither among the experiments nor the claims: {typed}"

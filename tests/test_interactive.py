@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from fedlib.errors import FedlibError
-from fedlib.interactive import Explorer, Frame
+from fedlib.show.interactive import Explorer, Frame
 
 RATES, KINDS = [0.1, 0.2, 0.5], ["calm", "</script><b>wild"]
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedlib import datasets, layouts
+from fedlib import datasets
+from fedlib.datasets import layouts
 from fedlib.errors import FedlibError
 
 HEADER = ["Hours", *layouts.VARIABLES]

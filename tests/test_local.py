@@ -20,14 +20,23 @@ import torch
 from torch import nn
 
 import fedlib
-from fedlib import local, models, partition
-from fedlib import participation as pt
-from fedlib.algorithms import FedAvg, GeneralizedFedAvg, WaitFull, WaitMinibatch, tiers
-from fedlib.algorithms import participation as generalized
-from fedlib.algorithms.participation import everyone
+from fedlib.datasets import partition
+from fedlib.engine import local, models
+from fedlib.engine.data import Batch, FederatedDataset
+from fedlib.engine.local import BACKENDS, local_sgd
+from fedlib.engine.tasks import Task
 from fedlib.errors import FedlibError
-from fedlib.local import BACKENDS, local_sgd
-from fedlib.tasks import Batch, FederatedDataset, Task
+from fedlib.papers import fedavg
+from fedlib.papers.fedavg import FedAvg
+from fedlib.papers.participation.algorithm import (
+    GeneralizedFedAvg,
+    WaitFull,
+    WaitMinibatch,
+    everyone,
+)
+from fedlib.papers.tiers import LabelPrivateTDCD, TieredTask, private
+from fedlib.papers.tiers import algorithm as tiers
+from fedlib.population import participation as pt
 
 
 def any_module() -> models.Model:
@@ -137,7 +146,7 @@ def federated(name: str, backend: str, patch) -> torch.Tensor:
         models.mlp(9, 5, 3),
         FederatedDataset.build(x, y, np.split(np.arange(40), [4, 9, 15, 22, 30])),
     )
-    patch.setattr(generalized, "local_sgd", functools.partial(local_sgd, backend=backend))
+    patch.setattr(fedavg, "local_sgd", functools.partial(local_sgd, backend=backend))
     algorithm = FEDERATED[name]
     state = start = algorithm.init(task, (0, 1))
     for _ in range(4):
@@ -146,14 +155,22 @@ def federated(name: str, backend: str, patch) -> torch.Tensor:
     return state.x
 
 
+TIERED = {
+    "shared labels": tiers.TDCD(0.1, 3, 8),
+    "fresh derivatives": LabelPrivateTDCD(0.1, 3, 8),
+    "stale derivatives": LabelPrivateTDCD(0.1, 3, 8, fresh=False),
+}
+
+
 def tiered(name: str, backend: str, patch) -> torch.Tensor:
     rng = np.random.default_rng(0)
     features = [rng.standard_normal((24, 4)), rng.standard_normal((24, 4))]
-    task = tiers.TieredTask(
+    task = TieredTask(
         [models.mlp(4, 5, 3)] * 2, features, rng.integers(0, 3, 24), partition.grid(24, [3, 2])
     )
-    patch.setattr(tiers, "local_sgd", functools.partial(local_sgd, backend=backend))
-    algorithm = tiers.TDCD(0.1, 3, 8, variant=name)
+    for module in (tiers, private):
+        patch.setattr(module, "local_sgd", functools.partial(local_sgd, backend=backend))
+    algorithm = TIERED[name]
     state = start = algorithm.init(task, (0, 1))
     for _ in range(4):
         state, _ = algorithm.round(state, task)
@@ -161,7 +178,7 @@ def tiered(name: str, backend: str, patch) -> torch.Tensor:
     return state.x
 
 
-@pytest.mark.parametrize("name", [*FEDERATED, *tiers.VARIANTS])
+@pytest.mark.parametrize("name", [*FEDERATED, *TIERED])
 def test_every_algorithm_is_the_same_with_every_backend(name, monkeypatch):
     work = federated if name in FEDERATED else tiered
     expected = work(name, "loop", monkeypatch)
@@ -190,7 +207,7 @@ def test_the_number_of_cores_does_not_change_a_bit(name, cores):
     assert all(torch.equal(found[0], other) for other in found[1:])
 
 
-@pytest.mark.parametrize("name", [*FEDERATED, *tiers.VARIANTS])
+@pytest.mark.parametrize("name", [*FEDERATED, *TIERED])
 def test_nor_does_it_change_a_bit_of_any_algorithm(name, cores, monkeypatch):
     work, found = federated if name in FEDERATED else tiered, []
     monkeypatch.setattr(local, "CACHED", 1)  # as many pieces as copies

@@ -8,10 +8,11 @@ import torch
 from torch import nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from fedlib import models
+from fedlib.engine import models
+from fedlib.engine.data import Batch, FederatedDataset
+from fedlib.engine.rng import stream
+from fedlib.engine.tasks import Task
 from fedlib.errors import FedlibError
-from fedlib.rng import stream
-from fedlib.tasks import Batch, FederatedDataset, Task
 
 
 def _module_with(model, row):

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from fedlib import participation as pt
 from fedlib.errors import FedlibError
+from fedlib.population import participation as pt
 
 ALL = {
     "full": pt.Full(20),

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedlib import partition
+from fedlib.datasets import partition
 from fedlib.errors import FedlibError
 
 LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 600))

@@ -13,8 +13,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedlib import plotting
 from fedlib.errors import FedlibError
+from fedlib.show import plotting
 
 METHODS = ["amplified", "no-amplification", "wait-minibatch", "wait-full", "matched-rate"]
 PROCESSES = [

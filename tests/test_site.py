@@ -14,7 +14,7 @@ import browser
 import build
 import pytest
 
-from fedlib import claims
+from fedlib.evidence import claims
 
 PAGES = build.toc_pages()
 SCHEMES = {"light": False, "dark": True}

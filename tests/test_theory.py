@@ -9,9 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-from fedlib import theory
+from fedlib.engine import estimate
 from fedlib.errors import FedlibError
-from fedlib.tasks import toy_task
+from fedlib.papers.participation import theory
+from fedlib.papers.participation.toy import (
+    toy_contraction,
+    toy_eta_max,
+    toy_fixed_point,
+    toy_run,
+    toy_task,
+)
 
 Z = np.array([[-1.0, 0.0], [1.0, 0.0], [0.0, math.sqrt(3)]])
 
@@ -465,22 +472,22 @@ def test_markov_moments_by_simulation():
     ],
 )
 def test_toy_table(gamma, eta, x3, x15, distance, contraction, bias):
-    path = theory.toy_run(Z, (1.0, 2.0), gamma, eta, rounds=15, interval=3)
+    path = toy_run(Z, (1.0, 2.0), gamma, eta, rounds=15, interval=3)
     np.testing.assert_allclose(path[3], x3, atol=6e-6)
     np.testing.assert_allclose(path[15], x15, atol=6e-6)
-    best, still = Z.mean(0), theory.toy_fixed_point(Z, gamma)
+    best, still = Z.mean(0), toy_fixed_point(Z, gamma)
     assert np.linalg.norm(path[15] - best) == pytest.approx(distance, abs=6e-6)
-    assert theory.toy_contraction(gamma, eta) == pytest.approx(contraction, abs=1e-12)
+    assert toy_contraction(gamma, eta) == pytest.approx(contraction, abs=1e-12)
     assert np.linalg.norm(still - best) == pytest.approx(bias, abs=6e-7)
     np.testing.assert_allclose(path[6] - still, contraction * (path[3] - still), atol=1e-12)
 
 
 def test_toy_is_stable_exactly_below_eta_max():
-    limit = theory.toy_eta_max(0.05)
+    limit = toy_eta_max(0.05)
     assert limit == pytest.approx(14.02, abs=0.005)
-    still = theory.toy_fixed_point(Z, 0.05)
+    still = toy_fixed_point(Z, 0.05)
     for eta, grows in [(limit * 0.99, False), (limit * 1.01, True)]:
-        path = theory.toy_run(Z, (1.0, 2.0), 0.05, eta, rounds=600, interval=3)
+        path = toy_run(Z, (1.0, 2.0), 0.05, eta, rounds=600, interval=3)
         assert (np.linalg.norm(path[-1] - still) > np.linalg.norm(path[0] - still)) == grows
 
 
@@ -488,19 +495,19 @@ def test_toy_fixed_point_and_local_steps():
     """I local steps are one step at rate 1 - (1 - gamma)^I, for the real iteration too."""
     gamma, steps = 0.07, 4
     one = 1 - (1 - gamma) ** steps
-    many = theory.toy_run(Z, (1.0, 2.0), gamma, 3.0, 30, 3, local_steps=steps)
-    np.testing.assert_allclose(many, theory.toy_run(Z, (1.0, 2.0), one, 3.0, 30, 3), atol=1e-14)
-    still = theory.toy_fixed_point(Z, gamma, local_steps=steps)
-    np.testing.assert_allclose(still, theory.toy_fixed_point(Z, one), atol=1e-15)
+    many = toy_run(Z, (1.0, 2.0), gamma, 3.0, 30, 3, local_steps=steps)
+    np.testing.assert_allclose(many, toy_run(Z, (1.0, 2.0), one, 3.0, 30, 3), atol=1e-14)
+    still = toy_fixed_point(Z, gamma, local_steps=steps)
+    np.testing.assert_allclose(still, toy_fixed_point(Z, one), atol=1e-15)
     np.testing.assert_allclose(
-        theory.toy_run(Z, still, gamma, 9.0, 3, 3, local_steps=steps)[-1], still, atol=1e-15
+        toy_run(Z, still, gamma, 9.0, 3, 3, local_steps=steps)[-1], still, atol=1e-15
     )
     y = np.array([1.0, 2.0])
     for _ in range(steps):
         y = y - gamma * (y - Z[0])
     np.testing.assert_allclose(many[1], y, atol=1e-15)
-    assert theory.toy_contraction(gamma, 3.0, local_steps=steps) == pytest.approx(
-        theory.toy_contraction(one, 3.0)
+    assert toy_contraction(gamma, 3.0, local_steps=steps) == pytest.approx(
+        toy_contraction(one, 3.0)
     )
 
 
@@ -526,18 +533,18 @@ def test_smoothness_is_the_spectral_norm():
     task, theta = Quadratic(), torch.ones(1, 5, dtype=torch.float64)
     for client in (0, 1, 2):
         expected = torch.linalg.matrix_norm(task.A[client], 2).item()
-        found = theory.smoothness(task, theta, client, iterations=3000, tolerance=1e-10)
+        found = estimate.smoothness(task, theta, client, iterations=3000, tolerance=1e-10)
         assert found == pytest.approx(expected, rel=1e-3)
         assert found <= expected * (1 + 1e-6)
     expected = torch.linalg.matrix_norm(task.A.mean(0), 2).item()
-    found = theory.smoothness(task, theta, iterations=3000, tolerance=1e-10)
+    found = estimate.smoothness(task, theta, iterations=3000, tolerance=1e-10)
     assert found == pytest.approx(expected, rel=1e-3)
 
 
 def test_smoothness_of_the_toy_task_is_one():
     task = toy_task()
     theta = torch.zeros(1, 2, dtype=torch.float64)
-    assert theory.smoothness(task, theta) == pytest.approx(1.0, rel=1e-8)
+    assert estimate.smoothness(task, theta) == pytest.approx(1.0, rel=1e-8)
     assert theory.d2(theory.gram(task.client_gradients(theta))) == pytest.approx(4 / 3)
 
 
@@ -545,7 +552,7 @@ def test_gradient_noise_is_the_variance_of_each_client():
     rng, task = np.random.default_rng(10), Quadratic()
     scale = torch.tensor([[0.1], [1.0], [2.0]], dtype=torch.float64)
     batches = [scale * torch.as_tensor(rng.standard_normal((3, 5))) for _ in range(4000)]
-    noise = theory.gradient_noise(task, torch.ones(1, 5, dtype=torch.float64), batches)
+    noise = estimate.gradient_noise(task, torch.ones(1, 5, dtype=torch.float64), batches)
     np.testing.assert_allclose(noise, 5 * scale[:, 0].numpy() ** 2, rtol=0.06)
     with pytest.raises(FedlibError, match="No batches"):
-        theory.gradient_noise(task, torch.ones(1, 5, dtype=torch.float64), [])
+        estimate.gradient_noise(task, torch.ones(1, 5, dtype=torch.float64), [])

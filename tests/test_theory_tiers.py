@@ -8,8 +8,8 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from fedlib import theory
 from fedlib.errors import FedlibError
+from fedlib.papers.tiers import theory
 
 
 def slopes(u, y):
@@ -90,40 +90,40 @@ def test_step_condition_leaves_more_than_half_of_the_gradient():
 def test_theorem_follows_from_lemma_2():
     L, lr, Q, noise = 1.3, 0.01, 6, 0.7
     s = lr * Q
-    lemma = theory.tdcd_lemma_2_bound(L_max=0.9, lr=lr, Q=Q, gradient2=noise)
+    lemma = theory.lemma_2_bound(L_max=0.9, lr=lr, Q=Q, gradient2=noise)
     lemma *= 2 * Q / (1 + Q)  # the proof's 1 + Q <= 2 Q
     assembled = (lr / 2 + lr**2 * L * Q) * lemma + s**2 * L * noise
-    bound = theory.tdcd_theorem_1(L=L, L_max=0.9, gap=0, sigma2=noise, lr=lr, Q=Q, rounds=9)
+    bound = theory.theorem_1(L=L, L_max=0.9, gap=0, sigma2=noise, lr=lr, Q=Q, rounds=9)
     assert bound.total == pytest.approx(assembled / (s / 4), rel=1e-12)
-    start = theory.tdcd_theorem_1(L=L, L_max=0.9, gap=2, sigma2=0, lr=lr, Q=Q, rounds=9)
+    start = theory.theorem_1(L=L, L_max=0.9, gap=2, sigma2=0, lr=lr, Q=Q, rounds=9)
     assert start.total == start["start"] == pytest.approx(4 * 2 / (s * 9))
 
 
 def test_15_bound_depends_on_the_product_only():
     common = {"L": 1.0, "L_max": 0.8, "gap": 2.0, "sigma2": [0.3, 0.4], "rounds": 50}
-    one = theory.tdcd_theorem_1(**common, lr=0.08, Q=1)
+    one = theory.theorem_1(**common, lr=0.08, Q=1)
     for Q in (2, 5, 16):
-        assert theory.tdcd_theorem_1(**common, lr=0.08 / Q, Q=Q).terms == pytest.approx(one.terms)
+        assert theory.theorem_1(**common, lr=0.08 / Q, Q=Q).terms == pytest.approx(one.terms)
     with pytest.raises(
         FedlibError, match=r"1/\(8 Q max\(L, L_max\)\) = 0.0125 .*Q = 10.*lr = 0.08"
     ):
-        theory.tdcd_theorem_1(**common, lr=0.08, Q=10)
+        theory.theorem_1(**common, lr=0.08, Q=10)
     with pytest.raises(FedlibError, match=r"1/\(2 Q L_max\)"):
-        theory.tdcd_lemma_2_bound(L_max=1.0, lr=0.3, Q=2, gradient2=1.0)
+        theory.lemma_2_bound(L_max=1.0, lr=0.3, Q=2, gradient2=1.0)
     for bad in ({"lr": 0.0, "Q": 1}, {"lr": 0.1, "Q": 0}):
         with pytest.raises(FedlibError, match="Q >= 1"):
-            theory.tdcd_theorem_1(**common, **bad)
+            theory.theorem_1(**common, **bad)
 
 
 def test_variants_of_the_theorem_are_ordered():
     common = {"L": 1.0, "L_max": 0.8, "gap": 2.0, "lr": 0.01, "Q": 5, "rounds": 50}
     sigma2, kappa2 = np.array([0.3, 0.4]), np.array([0.2, 0.1])
-    plain = theory.tdcd_theorem_1(**common, sigma2=sigma2)
-    same = theory.tdcd_theorem_1_heterogeneous(**common, sigma2=sigma2, kappa2=0)
-    mixed = theory.tdcd_theorem_1_heterogeneous(**common, sigma2=sigma2, kappa2=kappa2)
-    naive = theory.tdcd_theorem_1(**common, sigma2=sigma2 + kappa2)
-    one = theory.tdcd_theorem_1_independent(**common, sigma2=sigma2, clients=[1, 1])
-    many = theory.tdcd_theorem_1_independent(**common, sigma2=sigma2, clients=[3, 4], kappa2=kappa2)
+    plain = theory.theorem_1(**common, sigma2=sigma2)
+    same = theory.theorem_1_heterogeneous(**common, sigma2=sigma2, kappa2=0)
+    mixed = theory.theorem_1_heterogeneous(**common, sigma2=sigma2, kappa2=kappa2)
+    naive = theory.theorem_1(**common, sigma2=sigma2 + kappa2)
+    one = theory.theorem_1_independent(**common, sigma2=sigma2, clients=[1, 1])
+    many = theory.theorem_1_independent(**common, sigma2=sigma2, clients=[3, 4], kappa2=kappa2)
     assert plain.terms == same.terms == one.terms
     assert plain.total < mixed.total < naive.total
     assert mixed["noise"] == plain["noise"] and mixed["drift"] == naive["drift"]
@@ -133,16 +133,16 @@ def test_variants_of_the_theorem_are_ordered():
 
 def test_best_product_is_the_minimum_of_the_leading_terms():
     known = {"L": 1.7, "gap": 3.0, "sigma2": [0.2, 0.6], "rounds": 4000}
-    s, value = theory.tdcd_best_product(**known)
+    s, value = theory.best_product(**known)
 
     def leading(product):
-        bound = theory.tdcd_theorem_1(**known, L_max=1.0, lr=product, Q=1)
+        bound = theory.theorem_1(**known, L_max=1.0, lr=product, Q=1)
         return bound["start"] + bound["noise"]
 
     assert leading(s) == pytest.approx(value, rel=1e-12)
     assert min(leading(s * f) for f in np.geomspace(0.5, 2, 41)) >= value * (1 - 1e-12)
     with pytest.raises(FedlibError, match="Without noise"):
-        theory.tdcd_best_product(L=1.0, gap=1.0, sigma2=0.0, rounds=10)
+        theory.best_product(L=1.0, gap=1.0, sigma2=0.0, rounds=10)
 
 
 # ---- the cost model
@@ -153,13 +153,13 @@ def test_18_latency_table_and_claim_c12():
     gains = {10: {10: 7.75, 20: 12.4, 30: 15.5}, 100: {10: 9.71, 20: 18.8, 30: 27.4}}
     for t_comm, row in table.items():
         for Q, step in row.items():
-            assert theory.tdcd_round_time(t_comm=t_comm, t_comp=1, Q=Q) / Q == step
+            assert theory.round_time(t_comm=t_comm, t_comp=1, Q=Q) / Q == step
         for Q, gain in gains[t_comm].items():
             assert row[1] / row[Q] == pytest.approx(gain, rel=3e-3)
 
 
 def test_volume():
-    parts = theory.tdcd_volume(silos=4, clients=3, size=50, batch_size=20, width=2)
+    parts = theory.volume(silos=4, clients=3, size=50, batch_size=20, width=2)
     assert parts == {"models": 300, "embeddings": 80, "exchange": 120}
 
 
@@ -185,7 +185,7 @@ def test_13_lemma_2_holds_on_every_path(Q):
         drift = sum(np.mean([sum(((g - p[0]) ** 2).sum() for g in p) for p in c]) for c in seen)
         start = sum(np.mean([(p[0] ** 2).sum() for p in c]) for c in seen)
         known = {"L_max": L_max, "lr": lr, "Q": Q, "gradient2": start}
-        sharp, paper = theory.tdcd_drift_bound(**known), theory.tdcd_lemma_2_bound(**known)
+        sharp, paper = theory.drift_bound(**known), theory.lemma_2_bound(**known)
         assert drift <= sharp * (1 + 1e-9) <= paper
         closest = max(closest, drift / sharp) if Q > 1 else closest
         if Q == 1:
@@ -258,7 +258,7 @@ def test_heterogeneous_clients_pay_only_through_the_drift(Q):
         new, _ = tdcd_round(X, y, theta, blocks, parts, lr, Q)
         fall = logistic(X, y, theta) - logistic(X, y, new)
         known = {"L": L, "L_max": L_max, "sigma2": 0, "lr": lr, "Q": Q, "rounds": 1}
-        bound = theory.tdcd_theorem_1_heterogeneous(**known, gap=fall, kappa2=kappa2)
+        bound = theory.theorem_1_heterogeneous(**known, gap=fall, kappa2=kappa2)
         assert bound["noise"] == 0 < bound["drift"]
         assert (whole**2).sum() <= bound.total
 
@@ -312,10 +312,8 @@ def test_c13_theorem_1_holds_and_falls_as_one_over_root_r():
         lr = 1 / (max(p.L, p.L_max) * Q * math.sqrt(rounds))  # at R = 64 exactly the limit
         measured.append(p.run(lr, Q, rounds, runs=20))
         setting = {"lr": lr, "Q": Q, "rounds": rounds}
-        bound = theory.tdcd_theorem_1(**known, sigma2=p.sigma2, **setting)
-        sharp = theory.tdcd_theorem_1_independent(
-            **known, sigma2=p.sigma2, clients=[p.K] * 2, **setting
-        )
+        bound = theory.theorem_1(**known, sigma2=p.sigma2, **setting)
+        sharp = theory.theorem_1_independent(**known, sigma2=p.sigma2, clients=[p.K] * 2, **setting)
         assert measured[-1] <= sharp.total <= bound.total
     slope = np.polyfit(np.log(lengths), np.log(measured), 1)[0]
     assert slope == pytest.approx(-0.5, abs=0.1)
@@ -339,7 +337,7 @@ def test_11_closed_form_of_a_round(Q):
     X.append(np.repeat(rng.standard_normal((9, 1)), 2, axis=1))  # a singular H_j
     y, theta = rng.standard_normal(9), [rng.standard_normal(x.shape[1]) for x in X]
     r = sum(x @ block for x, block in zip(X, theta, strict=True)) - y
-    new = theory.tdcd_linear_round(features=X, targets=y, theta=theta, lr=0.1, Q=Q)
+    new = theory.linear_round(features=X, targets=y, theta=theta, lr=0.1, Q=Q)
     for x, block, found in zip(X, theta, new, strict=True):
         own = block
         for _ in range(Q):
@@ -356,13 +354,13 @@ def test_12_identical_silos_multiply_the_residual_by_one_minus_n(silos):
     top = np.linalg.eigvalsh(x.T @ x / 9).max()
     same = {"features": [x] * silos, "targets": y, "lr": 1.9 / top}
     for _ in range(3):
-        theta = theory.tdcd_linear_round(**same, theta=theta, Q=math.inf)
+        theta = theory.linear_round(**same, theta=theta, Q=math.inf)
         previous, residual = residual, x @ sum(theta) - y
         np.testing.assert_allclose(residual, (1 - silos) * previous, atol=1e-11)
     factor = theory.jacobi_residual_factor(curvature=top, silos=silos, lr=1 / top, Q=math.inf)
     assert factor == 1 - silos
     with pytest.raises(FedlibError, match="settle only for lr < 2 / curvature"):
-        theory.tdcd_linear_round(**same | {"lr": 2.1 / top}, theta=theta, Q=math.inf)
+        theory.linear_round(**same | {"lr": 2.1 / top}, theta=theta, Q=math.inf)
 
 
 @pytest.mark.parametrize("rho", [0.0, 0.4, 1.0])
@@ -373,9 +371,7 @@ def test_residual_factor_of_partly_redundant_silos(rho):
     curvatures = np.array([1.0, 0.1])
     X = [(math.sqrt(rho) * shared + math.sqrt(1 - rho) * o) * np.sqrt(curvatures) for o in own]
     start = np.array([1.0, -2.0])  # the same in every silo: the shared direction
-    new = theory.tdcd_linear_round(
-        features=X, targets=np.zeros(20), theta=[start] * silos, lr=lr, Q=Q
-    )
+    new = theory.linear_round(features=X, targets=np.zeros(20), theta=[start] * silos, lr=lr, Q=Q)
     factor = theory.jacobi_residual_factor(
         curvature=curvatures, silos=silos, lr=lr, Q=Q, redundancy=rho
     )
@@ -385,9 +381,9 @@ def test_residual_factor_of_partly_redundant_silos(rho):
 
 def test_local_steps_never_solve_more_than_their_product():
     s = np.linspace(0.01, 1, 30)
-    steps = [theory.tdcd_effective_step(curvature=1.0, lr=s / Q, Q=Q) for Q in (1, 2, 5, 50)]
+    steps = [theory.effective_step(curvature=1.0, lr=s / Q, Q=Q) for Q in (1, 2, 5, 50)]
     assert all((b <= a + 1e-15).all() for a, b in zip(steps, steps[1:], strict=False))
-    inside = theory.tdcd_effective_step(curvature=1.0, lr=1 / 8e6, Q=10**6)
+    inside = theory.effective_step(curvature=1.0, lr=1 / 8e6, Q=10**6)
     assert inside * 8 == pytest.approx(8 * (1 - math.exp(-1 / 8)), rel=1e-6)
     assert 0.93 < inside * 8 < 1
 

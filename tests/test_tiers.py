@@ -4,11 +4,14 @@ import numpy as np
 import pytest
 import torch
 
-from fedlib import bench, partition
-from fedlib.algorithms.tiers import TDCD, Cohort, TieredTask, draw_ids
+from fedlib import bench
+from fedlib.datasets import partition
+from fedlib.engine.models import Model, linear, mlp
+from fedlib.engine.simulation import simulate
 from fedlib.errors import FedlibError
-from fedlib.models import Model, linear, mlp
-from fedlib.simulate import simulate
+from fedlib.papers.tiers import LabelPrivateTDCD, ledger
+from fedlib.papers.tiers.algorithm import TDCD, Cohort, draw_ids
+from fedlib.papers.tiers.task import TieredTask
 
 M, D = 24, 6
 RNG = np.random.default_rng(0)
@@ -231,11 +234,11 @@ def test_12_identical_silos_multiply_the_residual_by_one_minus_n(silos):
 def test_16_label_private_exact_equals_and_stale_only_at_q_1():
     task = network(3)
     reference = run(TDCD(0.3, 4, 12), task)
-    exact = run(TDCD(0.3, 4, 12, "label-private exact"), task)
-    stale = run(TDCD(0.3, 4, 12, "label-private stale"), task)
+    exact = run(LabelPrivateTDCD(0.3, 4, 12), task)
+    stale = run(LabelPrivateTDCD(0.3, 4, 12, fresh=False), task)
     assert torch.allclose(reference, exact, atol=1e-12)
     assert (reference - stale).abs().max() > 1e-4
-    a, b = (run(TDCD(0.3, 1, 12, v), task) for v in ("shared labels", "label-private stale"))
+    a, b = (run(TDCD(0.3, 1, 12), task), run(LabelPrivateTDCD(0.3, 1, 12, fresh=False), task))
     assert torch.allclose(a, b, atol=1e-12)
 
 
@@ -293,16 +296,15 @@ def test_silos_may_have_different_numbers_of_clients_and_networks():
     assert loss.loc[40] < loss.loc[0] and history.frame["clock"].max() == 120
 
 
-@pytest.mark.parametrize("variant", ["shared labels", "label-private exact", "label-private stale"])
-def test_messages_add_up_to_the_cost_model(variant):
+@pytest.mark.parametrize("asked", [None, True, False])
+def test_messages_add_up_to_the_cost_model(asked):
     task, Q, B, E = network(4, silos=3), 5, 10, 3
-    algorithm = TDCD(0.1, Q, B, variant, record_messages=True)
-    _, metrics = algorithm.round(algorithm.init(task, (0, 1)), task)
-    sent = metrics["messages"]
+    algorithm = TDCD(0.1, Q, B) if asked is None else LabelPrivateTDCD(0.1, Q, B, asked)
+    sent = ledger.messages(algorithm, task, algorithm.init(task, (0, 1)))
     assert {m.round for m in sent} == {0} and all(m.bytes == 8 * np.prod(m.shape) for m in sent)
     numbers = sum(np.prod(m.shape) for m in sent)
     plain = sum(2 * 4 * m.size + 2 * B * E + 2 * B * E for m in task.models)
-    private = {"shared labels": 0, "label-private exact": Q, "label-private stale": 1}[variant]
+    private = {None: 0, True: Q, False: 1}[asked]
     assert numbers == plain + 2 * (2 * private * B * E)
 
 
@@ -357,8 +359,6 @@ def test_errors_say_what_is_wrong():
         TieredTask([linear(3)], features, TARGET, rows)
     with pytest.raises(FedlibError, match=r"local_steps \(Q\) must be at least 1"):
         TDCD(0.1, 0)
-    with pytest.raises(FedlibError, match="label-private"):
-        TDCD(0.1, 1, variant="private")
     task = TieredTask([linear(3)] * 2, features, TARGET, rows, loss_name="half_square")
     with pytest.raises(FedlibError, match="batch_size must be between 1 and 24"):
         TDCD(0.1, 1, 25).init(task, (0,))

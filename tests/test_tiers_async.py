@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from fedlib import partition
-from fedlib.algorithms.tiers import TDCD, TieredTask, draw_ids
-from fedlib.algorithms.tiers_async import AsyncTDCD, look_up
-from fedlib.delays import Deterministic, ShiftedExponential
+from fedlib.datasets import partition
+from fedlib.engine.models import linear, mlp
+from fedlib.engine.simulation import simulate
 from fedlib.errors import FedlibError
-from fedlib.models import linear, mlp
-from fedlib.simulate import simulate
+from fedlib.papers.tiers.algorithm import TDCD, draw_ids
+from fedlib.papers.tiers.asynchronous import AsyncTDCD, look_up
+from fedlib.papers.tiers.task import TieredTask
+from fedlib.population.delays import Deterministic, ShiftedExponential
 
 M, D = 24, 6
 RNG = np.random.default_rng(0)

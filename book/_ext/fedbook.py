@@ -19,8 +19,8 @@ from sphinx.application import Sphinx
 from sphinx.config import Config
 from sphinx.util.docutils import SphinxDirective
 
-from fedlib import claims
 from fedlib.errors import FedlibError
+from fedlib.evidence import claims
 
 SIGNS = {True: "holds", False: "fails", None: "open"}
 TOLD = {
@@ -88,7 +88,7 @@ class ClaimsTable(Facts):
         asked = self.arguments[0].strip()
         papers = claims.papers() if asked == "all" else [asked]
         if not papers:
-            raise self.error("claims-table: there is no file in data/claims")
+            raise self.error("claims-table: there is no file among the papers")
         try:
             judged = {paper: claims.judge(paper) for paper in papers}
             if "summary" in self.options:
@@ -178,7 +178,7 @@ class ClaimsTable(Facts):
 
 
 class ErrataTable(Facts):
-    """The errata of a paper, from ``data/errata/PAPER.toml`` (``participation`` if not named).
+    """The errata of a paper, from ``data/papers/PAPER/errata.toml`` (default: ``participation``).
 
     Every ``[[erratum]]`` has ``id``, ``where``, ``says``, ``reads`` and ``checked``, in Markdown.
     """
@@ -189,11 +189,11 @@ class ErrataTable(Facts):
     def run(self) -> list[nodes.Node]:
         """Lay the errata out one below the other, each with its anchor."""
         paper = self.arguments[0].strip() if self.arguments else "participation"
-        from fedlib.paths import data_folder
+        from fedlib.paths import paper_folder
 
-        path = data_folder() / "errata" / f"{paper}.toml"
+        path = paper_folder(paper) / "errata.toml"
         if not path.is_file():
-            raise self.error(f"errata-table: there is no data/errata/{paper}.toml")
+            raise self.error(f"errata-table: there is no data/papers/{paper}/errata.toml")
         self.env.note_dependency(str(path))
         errata = tomllib.loads(path.read_text("utf-8")).get("erratum", [])
         return [self.entry(erratum) for erratum in errata]

@@ -13,11 +13,10 @@ import torch
 from torch import Tensor
 
 import fedlib
-from fedlib import bench, models
-from fedlib.algorithms import FedAvg
-from fedlib.participation import Independent
-from fedlib.rng import stream
-from fedlib.tasks import FederatedDataset, Task
+from fedlib import bench
+from fedlib.engine import FederatedDataset, Task, models, stream
+from fedlib.papers.fedavg import FedAvg
+from fedlib.population.participation import Independent
 
 CLIENTS, SAMPLES, COHORT, STEPS, BATCH, LR = 250, 240, 10, 5, 16, 0.01
 WARM_UP = 2
@@ -30,7 +29,7 @@ def build() -> tuple[Task, FedAvg]:
     parts = list(np.arange(len(x)).reshape(CLIENTS, SAMPLES))
     data = FederatedDataset.build(x, rng.integers(0, 10, len(x)), parts)
     process = Independent(CLIENTS, COHORT)
-    return Task(models.fashion_cnn(), data), FedAvg(process, LR, 1.0, 1, STEPS, BATCH)
+    return Task(models.fashion_cnn(), data), FedAvg(process, LR, STEPS, BATCH)
 
 
 def ours(task: Task, algorithm: FedAvg) -> Callable[[], Tensor]:

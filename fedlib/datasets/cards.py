@@ -1,0 +1,162 @@
+"""Cards: what is known about a data set, and what a loaded one looks like.
+
+Facts live in ``data/datasets/NAME.toml``.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedlib.errors import FedlibError, unknown
+from fedlib.paths import data_folder
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """One file of a data set, as its card describes it.
+
+    ``sha256`` is the hash of the decoded payload, so that any compression of the same content
+    verifies. An archive whose decoded hashes nobody has published is known by ``archive_sha256``;
+    ``reencoded`` then lists the hashes of a known copy that is close to the release but not equal.
+    """
+
+    name: str
+    role: str
+    decoded_bytes: int
+    urls: tuple[str, ...] = ()
+    packed_bytes: int | None = None
+    sha256: str | None = None
+    archive_sha256: str | None = None
+    archive_md5: str | None = None
+    train_members: tuple[str, ...] = ()
+    test_members: tuple[str, ...] = ()
+    reencoded: Mapping[str, str] = field(default_factory=dict)
+    payload: str = ""
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Names of the members of an archive, training members first."""
+        return self.train_members + self.test_members
+
+
+@dataclass(frozen=True)
+class Card:
+    """What is known about a data set; the fields are those of its TOML file.
+
+    ``shape`` is ``(channels, height, width)``, ``(views, height, width)`` or ``(steps, features)``;
+    ``mean`` and ``std`` have one entry a channel, or one for all, and apply after division by
+    ``scale``. ``stands_in_for`` and ``cannot_show`` are empty unless the set serves as a substitute
+    for another one. ``generator`` holds kind, seed and options of a set that is made.
+    """
+
+    name: str
+    title: str
+    licence: str
+    citation: str
+    homepage: str
+    format: str
+    shape: tuple[int, ...]
+    train: int
+    test: int
+    classes: tuple[str, ...]
+    split: str
+    scale: float
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    constants_from: str
+    files: tuple[DataFile, ...]
+    stands_in_for: tuple[str, ...] = ()
+    cannot_show: tuple[str, ...] = ()
+    traps: tuple[str, ...] = ()
+    if_missing: str = ""
+    generator: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def embedded(self) -> bool:
+        """Whether the set is made or comes with an installed package: it needs no download."""
+        return self.format in ("sklearn-digits", "generated")
+
+    @property
+    def folder(self) -> bool:
+        """Whether the set is a folder that its owner hands out, and is never downloaded."""
+        return self.format.endswith("-folder")
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """A data set in memory.
+
+    Attributes
+    ----------
+    train_x, test_x
+        ``float32 [n, *card.shape]``: images ``[n, channels, height, width]``, views
+        ``[n, views, height, width]`` or sequences ``[n, steps, features]``.
+    train_y, test_y
+        Class numbers, ``int64 [n]``.
+    classes
+        Class names, in the order of the numbers.
+    hashes
+        SHA-256 of every decoded part that was read, for the record of a run.
+    fidelity
+        ``"canonical"``: verified equal to the release the card names; ``"re-encoded"``: the known
+        near copy of the card; ``"unverified"``: right in structure, content not known.
+    """
+
+    name: str
+    train_x: np.ndarray
+    train_y: np.ndarray
+    test_x: np.ndarray
+    test_y: np.ndarray
+    classes: tuple[str, ...]
+    card: Card
+    hashes: dict[str, str]
+    fidelity: str
+
+
+def all_cards() -> dict[str, Card]:
+    """Return every card, by data set name, in alphabetical order."""
+    found = [_read_card(path) for path in sorted((data_folder() / "datasets").glob("*.toml"))]
+    return {card.name: card for card in found}
+
+
+def card(name: str) -> Card:
+    """Return the card of one data set.
+
+    Raises
+    ------
+    FedlibError
+        If there is no such data set; the nearest name is suggested.
+    """
+    known = all_cards()
+    if name not in known:
+        raise unknown("data set", name, known)
+    return known[name]
+
+
+def _read_card(path: Path) -> Card:
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+        constants = raw.pop("normalisation")
+        files = tuple(DataFile(**_frozen(entry)) for entry in raw.pop("files"))
+        return Card(
+            **_frozen(raw),
+            files=files,
+            scale=float(constants["scale"]),
+            mean=tuple(constants["mean"]),
+            std=tuple(constants["std"]),
+            constants_from=constants["source"],
+        )
+    except (tomllib.TOMLDecodeError, KeyError, TypeError) as error:
+        raise FedlibError(
+            f"The data set card {path} cannot be read: {error}. Compare it with another card."
+        ) from error
+
+
+def _frozen(table: dict[str, Any]) -> dict[str, Any]:
+    return {key: tuple(v) if isinstance(v, list) else v for key, v in table.items()}

@@ -1,0 +1,444 @@
+"""Fetching: download, verification, mirror and cache.
+
+A file is looked for in the cache (``FEDLIB_DATA``, by default the user's cache folder), then in
+the mirror (``FEDLIB_MIRROR``, a folder or a URL laid out as ``NAME/FILE``), then at the canonical
+addresses. It is moved into the cache only after its decoded content has been checked, so the
+cache never holds half a file. A card with a ``[generator]`` table is made in memory instead, see
+`fedlib.datasets.generators`; a set that only its owner may hand out is read from a folder, see
+`fedlib.datasets.layouts`.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import math
+import os
+import secrets
+import tarfile
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedlib.datasets.cards import Card, DataFile, all_cards, card
+from fedlib.datasets.generators import generate
+from fedlib.errors import FedlibError
+
+TIMEOUT = 30.0
+"""Seconds without a byte after which a server counts as stalled."""
+
+_GZIP_MAGIC = b"\x1f\x8b"
+
+_CHUNK = 1 << 20
+
+_STALE = 24 * 3600
+
+
+@dataclass(frozen=True)
+class Payload:
+    """Decoded and verified content of one file: bytes and SHA-256 of each part."""
+
+    parts: dict[str, bytes]
+    hashes: dict[str, str]
+    fidelity: str
+
+
+class _Unusable(Exception):
+    """A source did not give a good file. The message says why and names no source."""
+
+
+def cache_folder() -> Path:
+    """Return the folder that holds verified downloads: ``FEDLIB_DATA`` or the user's cache."""
+    chosen = os.environ.get("FEDLIB_DATA")
+    if chosen:
+        return Path(chosen).expanduser().absolute()
+    import pooch
+
+    return Path(pooch.os_cache("fedlib"))
+
+
+def cached(name: str) -> bool:
+    """Say whether every file of a data set is in the cache, or needs none. Hashes nothing."""
+    found = card(name)
+    if found.folder:
+        return _placed(found) is not None
+    return found.embedded or all(_cache_path(found, file).is_file() for file in found.files)
+
+
+def get(name: str, progress: bool = True) -> list[Path]:
+    """Make sure that a data set is in the cache and verified.
+
+    Parameters
+    ----------
+    name
+        Data set name, see `all_cards`.
+    progress
+        Show a progress bar while a file is downloaded.
+
+    Returns
+    -------
+    list of Path
+        The files in the cache, in the order of the card; empty for an embedded data set; the
+        folder of a set that its owner hands out.
+
+    Raises
+    ------
+    FedlibError
+        If the name is unknown, the cache cannot be written, no source gave a good file, or the
+        folder of a set that is never downloaded is not there. The message lists what was tried,
+        with expected and found hashes, and what to do.
+    """
+    found = card(name)
+    if found.embedded:
+        return []
+    if found.folder:
+        return [_placed_or_fail(found)]
+    return [_obtain(found, file, progress)[0] for file in found.files]
+
+
+def verify(name: str | None = None) -> list[dict[str, Any]]:
+    """Check what is in the cache against the cards; nothing is downloaded or changed.
+
+    Parameters
+    ----------
+    name
+        Data set name; all but the made ones when left out, since those are never in the cache.
+        Naming a made set makes it and compares its hash.
+
+    Returns
+    -------
+    list of dict
+        One row a file with the keys ``name``, ``file``, ``state`` (``"ok"``, ``"missing"`` or
+        ``"corrupt"``), ``fidelity`` (as in `Dataset`, empty unless ok), ``path`` (None for an
+        embedded data set), ``bytes`` (on disk, or None) and ``detail`` (what is wrong, or "").
+    """
+    every = [each for each in all_cards().values() if not each.generator]
+    chosen = [card(name)] if name is not None else every
+    rows = [_verify_file(each, file) for each in chosen for file in each.files]
+    return rows + [_verify_folder(each) for each in chosen if each.folder]
+
+
+def _placed(card: Card) -> Path | None:
+    """Return the folder of a set in the cache or a mirror folder, or None."""
+    mirror = os.environ.get("FEDLIB_MIRROR", "")
+    roots = [cache_folder()]
+    if mirror and not mirror.startswith(("http://", "https://")):
+        roots.append(Path(mirror).expanduser().absolute())
+    return next((root / card.name for root in roots if (root / card.name).is_dir()), None)
+
+
+def _placed_or_fail(card: Card) -> Path:
+    folder = _placed(card)
+    if folder is None:
+        raise FedlibError(
+            f"'{card.name}' is never downloaded, and {cache_folder() / card.name} is not there. "
+            "What to do: put the folder, or a link to it, at that place; or set FEDLIB_DATA or "
+            f"FEDLIB_MIRROR to the folder that holds {card.name}. {card.if_missing}".rstrip()
+        )
+    return folder
+
+
+def _verify_folder(card: Card) -> dict[str, Any]:
+    folder = _placed(card)
+    row = {"name": card.name, "file": "(folder)", "state": "missing", "fidelity": "",
+           "path": folder, "bytes": None, "detail": "never downloaded; see its card"}  # fmt: skip
+    if folder is None:
+        return row
+    detail = "not read; no hash has been published to compare it with"
+    return row | {"state": "ok", "fidelity": "unverified", "detail": detail}
+
+
+def _cache_path(card: Card, file: DataFile) -> Path:
+    return cache_folder() / card.name / file.name
+
+
+def _obtain(card: Card, file: DataFile, progress: bool) -> tuple[Path, Payload]:
+    """Return the cached path and verified payload of a file: cache, mirror, canonical URLs."""
+    target = _cache_path(card, file)
+    tried = []
+    if os.path.lexists(target):
+        try:
+            return target, _decode(card, file, target)
+        except _Unusable as problem:
+            tried.append(f"cache {target}: {problem}")
+    _make_folder(target.parent)
+    for label, fetch, canonical in _sources(card, file, progress):
+        try:
+            return target, _install(card, file, target, fetch, canonical)
+        except _Unusable as problem:
+            tried.append(f"{label}: {problem}")
+    raise _nothing_worked(card, file, tried)
+
+
+def _sources(
+    card: Card, file: DataFile, progress: bool
+) -> Iterator[tuple[str, Callable[[Path], None], bool]]:
+    """Yield (label, fetch(part), canonical) in the order in which to try them."""
+    mirror = os.environ.get("FEDLIB_MIRROR")
+    if mirror and mirror.startswith(("http://", "https://")):
+        url = f"{mirror.rstrip('/')}/{card.name}/{file.name}"
+        yield f"mirror {url}", lambda part: _download(url, part, progress), False
+    elif mirror:
+        source = Path(mirror).expanduser().absolute() / card.name / file.name
+        yield f"mirror {source}", lambda part: _copy(source, part), False
+    for address in file.urls:
+        yield address, lambda part, url=address: _download(url, part, progress), True
+
+
+def _install(
+    card: Card, file: DataFile, target: Path, fetch: Callable[[Path], None], canonical: bool
+) -> Payload:
+    """Fetch beside the target, verify, then move into place; leave nothing behind on failure."""
+    part = target.with_name(f".{file.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
+    try:
+        fetch(part)
+        payload = _decode(card, file, part, canonical)
+        os.replace(part, target)
+        return payload
+    except OSError as error:
+        raise _cannot_write(target, error) from error
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for part in folder.glob(".*.part"):  # left by a process that was killed
+            if time.time() - part.stat().st_mtime > _STALE:
+                part.unlink(missing_ok=True)
+    except OSError as error:
+        raise _cannot_write(folder, error) from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise _cannot_write(folder, PermissionError("permission denied"))
+
+
+def _copy(source: Path, part: Path) -> None:
+    try:
+        reader = source.open("rb")
+    except OSError as error:
+        raise _Unusable(_reason(error)) from error
+    with reader, part.open("wb") as writer:
+        while chunk := _read(reader, _CHUNK):
+            writer.write(chunk)
+
+
+def _download(url: str, part: Path, progress: bool) -> None:
+    import pooch
+    import requests
+    from tqdm import tqdm
+
+    # pooch asks whether the bar is true, which needs a total, and then sets the real one.
+    name = url.rsplit("/", 1)[-1]
+    bar = tqdm(desc=name, total=1, unit="B", unit_scale=True, leave=False, disable=not progress)
+    download = pooch.HTTPDownloader(
+        progressbar=bar,
+        chunk_size=1 << 16,
+        timeout=TIMEOUT,
+        headers={"Accept-Encoding": "identity"},
+    )
+    with bar:
+        try:
+            download(url, str(part), None)
+        except requests.RequestException as error:
+            raise _Unusable(_network_reason(error)) from error
+
+
+def _decode(card: Card, file: DataFile, path: Path, canonical: bool = False) -> Payload:
+    """Decode a file and check it against its card.
+
+    With ``canonical`` an archive has to be the release itself; otherwise an archive of the right
+    structure is accepted, and its fidelity says what it is.
+    """
+    if file.members:
+        return _decode_archive(card, file, path, canonical)
+    data, complaint = _gunzip(path, limit=file.decoded_bytes)
+    found = hashlib.sha256(data).hexdigest()
+    if complaint or found != file.sha256:
+        raise _wrong_hash(complaint or "wrong decoded content", file.sha256, found)
+    return Payload({file.name: data}, {file.name: found}, "canonical")
+
+
+def _gunzip(path: Path, limit: int) -> tuple[bytes, str]:
+    """Return the decoded content, at most one byte past ``limit``, and a complaint or "".
+
+    A file that is not gzip is returned as it is: some servers decode what they send.
+    """
+    data = bytearray()
+    with _open(path) as raw:
+        packed = _read(raw, len(_GZIP_MAGIC)) == _GZIP_MAGIC
+        raw.seek(0)
+        stream = gzip.GzipFile(fileobj=raw) if packed else raw
+        try:
+            while len(data) <= limit and (chunk := stream.read1(limit + 1 - len(data))):
+                data += chunk
+        except (EOFError, zlib.error, OSError):
+            return bytes(data), f"truncated or damaged: {len(data)} of {limit} decoded bytes"
+    if len(data) > limit:
+        return bytes(data), f"too long: more than {limit} decoded bytes"
+    return bytes(data), ""
+
+
+def _decode_archive(card: Card, file: DataFile, path: Path, canonical: bool) -> Payload:
+    found = _file_sha256(path)
+    if canonical and found != file.archive_sha256:
+        raise _wrong_hash("wrong archive", file.archive_sha256, found)
+    try:
+        parts = _untar(file, path)
+        _check_structure(card, file, parts)
+    except _Unusable as problem:
+        raise _wrong_hash(str(problem), file.archive_sha256, found) from problem
+    hashes = {name: hashlib.sha256(data).hexdigest() for name, data in parts.items()}
+    if found == file.archive_sha256:
+        fidelity = "canonical"
+    else:
+        fidelity = "re-encoded" if hashes == dict(file.reencoded) else "unverified"
+    return Payload(parts, hashes, fidelity)
+
+
+def _untar(file: DataFile, path: Path) -> dict[str, bytes]:
+    parts = {}
+    with _open(path) as stream:
+        try:
+            with tarfile.open(fileobj=stream, mode="r:gz") as archive:
+                for member in archive:
+                    name = member.name.rsplit("/", 1)[-1]
+                    if name in file.members and member.isfile():
+                        parts[name] = archive.extractfile(member).read()
+        except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
+            raise _Unusable(f"not a complete gzipped tar archive ({error})") from error
+    if missing := [name for name in file.members if name not in parts]:
+        raise _Unusable(f"the archive lacks {', '.join(missing)}")
+    return {name: parts[name] for name in file.members}
+
+
+def _check_structure(card: Card, file: DataFile, parts: dict[str, bytes]) -> None:
+    """Check sizes and class counts: every class equally often in each part of the split."""
+    row = 1 + math.prod(card.shape)
+    splits = {"training": (file.train_members, card.train), "test": (file.test_members, card.test)}
+    for split, (members, rows) in splits.items():
+        expected = rows // len(members) * row
+        for name in members:
+            if len(parts[name]) != expected:
+                raise _Unusable(f"{name} has {len(parts[name])} bytes, {expected} were expected")
+        labels = np.concatenate([_rows(parts[name], row)[:, 0] for name in members])
+        counts = np.bincount(labels, minlength=len(card.classes)).tolist()
+        if counts != [rows // len(card.classes)] * len(card.classes):
+            raise _Unusable(
+                f"its {split} labels 0 to {len(counts) - 1} occur {counts} times; "
+                f"{len(card.classes)} classes of {rows // len(card.classes)} were expected"
+            )
+
+
+def _verify_file(card: Card, file: DataFile) -> dict[str, Any]:
+    path = None if card.embedded else _cache_path(card, file)
+    row = {"name": card.name, "file": file.name, "state": "missing", "fidelity": "",
+           "path": path, "bytes": None, "detail": ""}  # fmt: skip
+    if path is not None and not path.is_file():
+        return row | {"detail": f"not in the cache; `fedlib data get {card.name}` fetches it"}
+    try:
+        payload = _bundled(card) if path is None else _decode(card, file, path)
+    except (_Unusable, FedlibError) as problem:
+        return row | {"state": "corrupt", "detail": str(problem)}
+    size = None if path is None else path.stat().st_size
+    return row | {"state": "ok", "fidelity": payload.fidelity, "bytes": size}
+
+
+def _open(path: Path):
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise _Unusable(_reason(error)) from error
+
+
+def _read(stream, size: int) -> bytes:
+    try:
+        return stream.read(size)
+    except OSError as error:
+        raise _Unusable(_reason(error)) from error
+
+
+def _file_sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with _open(path) as stream:
+        while chunk := _read(stream, _CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _rows(data: bytes, row: int) -> np.ndarray:
+    return np.frombuffer(data, dtype=np.uint8).reshape(-1, row)
+
+
+def _bundled(card: Card, progress: bool = False) -> Payload:
+    """Return the content of an embedded set; arrays that are made stay with their generator."""
+    if not card.generator:
+        return _bundled_digits(card)
+
+    (file,) = card.files
+    _, found = generate(card, progress)
+    return Payload({}, {file.name: found}, "canonical" if found == file.sha256 else "unverified")
+
+
+def _bundled_digits(card: Card) -> Payload:
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    data = bunch.data.astype(np.uint8).tobytes() + bunch.target.astype(np.uint8).tobytes()
+    (file,) = card.files
+    found = hashlib.sha256(data).hexdigest()
+    if found != file.sha256:
+        raise FedlibError(
+            f"scikit-learn's digits are not the ones of the card: expected SHA-256 {file.sha256}, "
+            f"found {found}. Install another version of scikit-learn, or reinstall it."
+        )
+    return Payload({file.name: data}, {file.name: found}, "canonical")
+
+
+def _reason(error: OSError) -> str:
+    if isinstance(error, FileNotFoundError):
+        return "not there"
+    return f"cannot be read ({error.strerror or error})"
+
+
+def _network_reason(error: Exception) -> str:
+    import requests
+
+    if isinstance(error, requests.HTTPError) and error.response is not None:
+        return f"the server answered {error.response.status_code} {error.response.reason}".rstrip()
+    if isinstance(error, requests.Timeout) or "timed out" in str(error).lower():
+        return f"the server stalled: nothing came for {TIMEOUT:g} seconds"
+    if isinstance(error, requests.exceptions.ChunkedEncodingError):
+        return "the server broke off before the end of the file"
+    if isinstance(error, requests.ConnectionError):
+        return "no connection"
+    return f"cannot be downloaded ({type(error).__name__})"
+
+
+def _wrong_hash(problem: str, expected: str | None, found: str) -> _Unusable:
+    return _Unusable(f"{problem}; expected SHA-256 {expected}, found {found}")
+
+
+def _cannot_write(path: Path, error: OSError) -> FedlibError:
+    return FedlibError(
+        f"Cannot write {path}: {(error.strerror or str(error)).lower()}. "
+        "Set FEDLIB_DATA to a folder that can be written and has room."
+    )
+
+
+def _nothing_worked(card: Card, file: DataFile, tried: list[str]) -> FedlibError:
+    lines = [f"Could not get '{file.name}' of data set '{card.name}'. Tried:"]
+    lines += [f"  - {line}" for line in tried]
+    lines.append(
+        f"What to do: check the network and run `fedlib data get {card.name}` again; or set "
+        f"FEDLIB_MIRROR to a folder or URL that holds {card.name}/{file.name}; or set FEDLIB_DATA "
+        "to a cache that has it. The data set 'digits' needs no download."
+    )
+    if card.if_missing:
+        lines.append(card.if_missing)
+    return FedlibError("\n".join(lines))

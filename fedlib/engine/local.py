@@ -1,0 +1,168 @@
+"""Local SGD for many copies at once: the one hot path of the library, and its backends.
+
+Copies never interact, so the rows of ``theta`` may be cut into pieces and the pieces computed in
+any order. The backends differ in the cut, and in who computes a piece:
+
+- ``loop``: one copy after the other;
+- ``batched``: all copies together, as far as memory goes; the choice on a GPU;
+- ``threads``: pieces that fit a core's cache, each computed by one core, side by side on as many
+  cores as ``torch.get_num_threads()`` says; the choice on a CPU. The cut does not depend on the
+  number of cores, and neither do the results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fedlib.engine.cores import side_by_side
+from fedlib.engine.data import Batch
+from fedlib.engine.tasks import Task
+from fedlib.errors import FedlibError, unknown
+
+BACKENDS = ("loop", "batched", "threads")
+CACHED = 2**19  # floats of parameters and samples that a core works on at a time, 2 MB
+HELD = 64_000_000  # the same for all copies together, 256 MB
+
+
+def local_sgd(
+    task: Task,
+    theta: Tensor,
+    batches: Sequence[Batch],
+    lr: float | Tensor,
+    copies: int = 0,
+    backend: str | None = None,
+) -> Tensor:
+    """Run plain SGD on every row of ``theta``, one batch a step.
+
+    Parameters
+    ----------
+    task
+        Gives the loss.
+    theta
+        ``[C, P]`` starting points; left unchanged.
+    batches
+        One :class:`~fedlib.engine.data.Batch` of ``C`` rows for each step.
+    lr
+        Step size, a number or one a copy ``[C]``.
+    copies
+        At most this many copies in a piece, which bounds the memory; 0 lets the backend choose.
+    backend
+        ``"loop"``, ``"batched"`` or ``"threads"``; None takes ``"threads"`` on a CPU and
+        ``"batched"`` elsewhere.
+
+    Returns
+    -------
+    Tensor
+        ``[C, P]``: row ``c`` is ``theta[c]`` after ``len(batches)`` steps.
+
+    Raises
+    ------
+    FedlibError
+        For an unknown backend, or ``"threads"`` away from the CPU.
+    """
+    on_cpu = theta.device.type == "cpu"
+    backend = backend or ("threads" if on_cpu else "batched")
+    if backend not in BACKENDS:
+        raise unknown("backend", backend, BACKENDS)
+    if backend == "threads" and not on_cpu:
+        raise FedlibError(f"'threads' is for the CPU; on {theta.device} use 'batched'.")
+    theta, out = theta.detach(), torch.empty_like(theta)
+    descend = _descend_dense if _is_dense(task) else _descend
+
+    def work(rows: slice) -> None:
+        piece = theta[rows].clone()
+        rate = lr[rows] if isinstance(lr, Tensor) and lr.dim() else float(lr)
+        descend(task, piece, [_rows(batch, rows) for batch in batches], rate)
+        out[rows] = piece
+
+    pieces = _cut(len(theta), copies or _copies_at_once(task, batches, backend))
+    if backend == "threads":
+        side_by_side(work, pieces)
+    else:
+        for rows in pieces:
+            work(rows)
+    return out
+
+
+def _descend(task: Task, theta: Tensor, batches: list[Batch], rate: float | Tensor) -> None:
+    """Update ``theta`` in place by automatic differentiation, whatever the model.
+
+    Each layer is a leaf that shares theta's memory. Splitting one flat leaf would copy the
+    whole gradient once a layer in the backward pass.
+    """
+    views = task.model.views(theta)
+    leaves = {name: view.detach().requires_grad_() for name, view in views.items()}
+    for batch in batches:
+        with torch.enable_grad():
+            loss = task.losses(leaves, batch).sum()
+        gradients = torch.autograd.grad(loss, list(leaves.values()))
+        for view, gradient in zip(views.values(), gradients, strict=True):
+            if task.l2:
+                gradient = gradient + task.l2 * view
+            if isinstance(rate, float):
+                view.sub_(gradient, alpha=rate)
+            else:
+                view.sub_(rate.view(-1, *[1] * (view.dim() - 1)) * gradient)
+
+
+def _is_dense(task: Task) -> bool:
+    ours = type(task).losses is Task.losses and type(task).features is Task.features
+    return ours and bool(task.model.dense) and task.loss_name == "cross_entropy"
+
+
+@torch.no_grad()
+def _descend_dense(task: Task, theta: Tensor, batches: list[Batch], rate: float | Tensor) -> None:
+    """Update ``theta`` in place by the chain rule, written out for dense ReLU networks.
+
+    With ``h_0 = x``, ``h_i = relu(W_i h_{i-1} + b_i)`` and the cross-entropy on top,
+    ``δ = (softmax - onehot) / B`` at the output, ``W_i`` moves by ``-rate δ h_{i-1}ᵀ``, and
+    ``W_iᵀ δ``, where ``h_{i-1} > 0``, is the δ of the layer below. The gradient is added to the
+    weights inside the matrix product and never stored.
+    """
+    views = task.model.views(theta)
+    layers = [(views[f"{name}.weight"], views[f"{name}.bias"]) for name in task.model.dense]
+    rate = (theta.new_full((len(theta),), rate) if isinstance(rate, float) else rate).view(-1, 1, 1)
+    keep = 1 - task.l2 * rate
+    for batch in batches:
+        x, y = task.features(batch)
+        h = [x.flatten(2).transpose(1, 2)]  # [C, features, B]
+        for weight, bias in layers:
+            z = torch.baddbmm(bias.unsqueeze(2), weight, h[-1])
+            h.append(z if weight is layers[-1][0] else z.relu_())
+        delta = h.pop().softmax(1)
+        delta.scatter_add_(1, y.unsqueeze(1), torch.full_like(delta[:, :1], -1))
+        delta *= rate / y.shape[1] if batch.weight is None else rate * batch.weight.unsqueeze(1)
+        for i in reversed(range(len(layers))):
+            weight, bias = layers[i]
+            if i:
+                below = torch.bmm(weight.transpose(1, 2), delta).masked_fill_(h[i] <= 0, 0)
+            if task.l2:
+                weight.mul_(keep)
+                bias.mul_(keep.flatten(1))
+            weight.baddbmm_(delta, h[i].transpose(1, 2), alpha=-1)
+            bias.sub_(delta.sum(2))
+            delta = below if i else None
+
+
+def _rows(batch: Batch, rows: slice) -> Batch:
+    pick = lambda t: None if t is None else t[rows]  # noqa: E731
+    return Batch(batch.rows[rows], pick(batch.weight), pick(batch.jitter))
+
+
+def _cut(total: int, size: int) -> list[slice]:
+    """Cut ``total`` copies into nearly equal pieces of at most ``size``, an even number of them."""
+    count = -(-total // size)
+    count = min(total, count + count % 2) if count > 1 else count
+    return [slice(total * i // count, total * (i + 1) // count) for i in range(count)]
+
+
+def _copies_at_once(task: Task, batches: Sequence[Batch], backend: str) -> int:
+    if backend == "loop" or not batches:
+        return 1
+    samples = batches[0].rows.shape[1] * task.data.x[0].numel()
+    if backend == "threads":
+        return max(1, CACHED // (task.size + samples))
+    return max(1, HELD // (2 * task.size + 4 * samples))

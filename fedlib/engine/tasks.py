@@ -1,0 +1,157 @@
+"""A task is a model, a loss and federated data, with gradients for many copies at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedlib.engine.data import Batch, FederatedDataset
+from fedlib.engine.losses import LOSSES
+from fedlib.engine.models import Model
+from fedlib.engine.rng import stream
+from fedlib.errors import FedlibError, unknown
+
+
+@dataclass
+class Task:
+    """A model, a loss and federated data.
+
+    Parameters
+    ----------
+    model
+        See :mod:`fedlib.engine.models`.
+    data
+        The clients' samples.
+    loss_name
+        ``"cross_entropy"`` on integer labels, or ``"half_square"``: half the squared distance
+        to a real target, or to zero when the labels are integers (for residual models).
+    l2
+        Adds ``l2/2 ‖theta‖²`` to every client's loss.
+    """
+
+    model: Model
+    data: FederatedDataset
+    loss_name: str = "cross_entropy"
+    l2: float = 0.0
+    chunk: int = field(default=4_000_000, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.loss_name not in LOSSES:
+            raise unknown("loss", self.loss_name, LOSSES)
+
+    @property
+    def N(self) -> int:
+        """Number of clients."""
+        return self.data.N
+
+    @property
+    def size(self) -> int:
+        """Number of parameters ``P`` of one model copy."""
+        return self.model.size
+
+    def init(self, seeds: Sequence[int]) -> Tensor:
+        """Return one freshly initialised model a seed, ``[R, P]``."""
+        rows = [self.model.init(stream(seed, "init")) for seed in seeds]
+        return torch.cat(rows).to(self.data.x.device, self.data.x.dtype)
+
+    def features(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Gather ``x[copies, B, ...]`` and ``y[copies, B]``, with augmentation applied."""
+        rows = batch.rows.flatten()
+        x = self.data.x.index_select(0, rows).unflatten(0, batch.rows.shape)
+        y = self.data.y.index_select(0, rows).unflatten(0, batch.rows.shape)
+        if batch.jitter is not None:
+            x = torch.stack([_crop_and_flip(xi, j) for xi, j in zip(x, batch.jitter, strict=True)])
+        return x, y
+
+    def losses(self, theta: Tensor | dict[str, Tensor], batch: Batch) -> Tensor:
+        """Return every copy's mean loss on its batch without the l2 term, ``[copies]``."""
+        x, y = self.features(batch)
+        each = LOSSES[self.loss_name](self.model.apply(theta, x), y)
+        return each.mean(1) if batch.weight is None else (each * batch.weight).sum(1)
+
+    def loss(self, theta: Tensor, batch: Batch) -> Tensor:
+        """Return every copy's regularised loss on its batch, ``[copies]``."""
+        return self.losses(theta, batch) + 0.5 * self.l2 * theta.square().sum(1)
+
+    def grad(self, theta: Tensor, batch: Batch) -> Tensor:
+        """Return every copy's gradient, ``[copies, P]``.
+
+        The copies do not interact, so one backward pass over the sum of their losses gives
+        all the gradients at once.
+        """
+        theta = theta.detach().requires_grad_()
+        (gradient,) = torch.autograd.grad(self.losses(theta, batch).sum(), theta)
+        return gradient.add_(theta.detach(), alpha=self.l2) if self.l2 else gradient
+
+    def client_gradients(self, theta: Tensor, clients: Sequence[int] | None = None) -> Tensor:
+        """Return the exact gradient of each client's own loss at one model, ``[N, P]``.
+
+        Parameters
+        ----------
+        theta
+            ``[1, P]`` or ``[P]``.
+        clients
+            Which clients; default all.
+        """
+        chosen = range(self.N) if clients is None else clients
+        theta = theta.reshape(1, -1)
+        return torch.cat([self.grad(theta, self.data.full_batch([n])) for n in chosen])
+
+    @torch.no_grad()
+    def evaluate(
+        self, theta: Tensor, split: str = "train", limit: int | None = None
+    ) -> dict[str, Tensor]:
+        """Return mean loss and, for classification, accuracy of every copy.
+
+        Parameters
+        ----------
+        theta
+            ``[R, P]``.
+        split
+            ``"train"`` or ``"test"``.
+        limit
+            Use a fixed, evenly spread subset of at most this many samples.
+
+        Returns
+        -------
+        dict
+            ``"loss"`` and ``"accuracy"``, each ``[R]`` in float64 on the CPU.
+        """
+        if split not in ("train", "test"):
+            raise unknown("split", split, ["train", "test"])
+        x, y = (
+            (self.data.x, self.data.y) if split == "train" else (self.data.test_x, self.data.test_y)
+        )
+        if x is None:
+            raise FedlibError("This data set has no test split. Evaluate on 'train'.")
+        if limit is not None and limit < len(x):
+            keep = torch.linspace(0, len(x) - 1, limit, device=x.device).long()
+            x, y = x[keep], y[keep]
+        copies = len(theta)
+        step = max(1, self.chunk // (copies * max(1, x[0].numel())))
+        sums = torch.zeros(2, copies, dtype=torch.float64, device=x.device)
+        for xs, ys in zip(x.split(step), y.split(step), strict=True):
+            xs, ys = xs.expand(copies, *xs.shape), ys.expand(copies, *ys.shape)
+            out = self.model.apply(theta, xs)
+            sums[0] += LOSSES[self.loss_name](out, ys).double().sum(1)
+            if self.loss_name == "cross_entropy":
+                sums[1] += (out.argmax(-1) == ys).double().sum(1)
+        loss, right = (sums / len(x)).cpu()
+        loss = loss + 0.5 * self.l2 * theta.double().square().sum(1).cpu()
+        return (
+            {"loss": loss, "accuracy": right}
+            if self.loss_name == "cross_entropy"
+            else {"loss": loss}
+        )
+
+
+def _crop_and_flip(x: Tensor, jitter: Tensor) -> Tensor:
+    """Shift a batch ``[B, C, H, W]`` by up to 4 pixels with zero padding, then maybe mirror it."""
+    down, right, flip = (int(v) for v in jitter)
+    height, width = x.shape[-2:]
+    padded = F.pad(x, (4, 4, 4, 4))[..., down : down + height, right : right + width]
+    return padded.flip(-1) if flip else padded

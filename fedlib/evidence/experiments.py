@@ -1,0 +1,232 @@
+"""From a TOML experiment at a profile to a record with provenance."""
+
+from __future__ import annotations
+
+import datetime
+import importlib
+import platform
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+
+import fedlib
+from fedlib import datasets
+from fedlib.errors import FedlibError, unknown
+from fedlib.evidence import freshness, records
+from fedlib.evidence.catalogue import settings
+from fedlib.evidence.records import Record
+from fedlib.papers.job import Job, Outcome, run_seeds
+
+
+def choose_device(device: str = "auto") -> str:
+    """Return ``"cuda"`` or ``"cpu"``.
+
+    Raises
+    ------
+    FedlibError
+        When CUDA is asked for and PyTorch sees none.
+    """
+    if device not in ("auto", "cpu", "cuda"):
+        raise unknown("device", device, ["auto", "cpu", "cuda"])
+    if device == "cuda" and not torch.cuda.is_available():
+        raise FedlibError(
+            "Device 'cuda' was asked for, but PyTorch sees no CUDA device here. "
+            "Use --device cpu, or install a CUDA build of PyTorch."
+        )
+    return device if device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def run(
+    paper: str,
+    experiment: str,
+    profile: str = "quick",
+    seeds: int | Sequence[int] | None = None,
+    device: str = "auto",
+    out: str | Path = "runs",
+    progress: bool = True,
+) -> Record:
+    """Run an experiment and store its record.
+
+    Parameters
+    ----------
+    paper, experiment, profile
+        See :func:`names` and :func:`settings`.
+    seeds
+        A number of seeds, or the seeds themselves; default is the profile's number.
+    device
+        ``"auto"``, ``"cpu"`` or ``"cuda"``.
+    out
+        Folder for the record. An interrupted run leaves its checkpoints there and goes on
+        from them when started again; the result is the same as without the interruption.
+    progress
+        Show progress bars.
+
+    Returns
+    -------
+    Record
+        As :func:`fedlib.records.load` would return it.
+    """
+    s = settings(paper, experiment, profile)
+    chosen = run_seeds(s["seeds"] if seeds is None else seeds)
+    if not chosen or len(set(chosen)) < len(chosen) or min(chosen) < 0:
+        raise FedlibError(
+            f"Seeds must be different non-negative integers, at least one; got {list(chosen)}."
+        )
+    place = choose_device(device)
+    home = records.make_folder(records.folder(paper, out))
+    present = freshness.now(s)
+    mark = freshness.digest([repr((s, chosen, place)), present["code"], present["cards"]])
+    folder = home / f".{experiment}.{profile}.{mark}"
+    about, began = provenance(place), time.perf_counter()
+    outcome = _study(s["kind"])(Job(s, chosen, place, folder, progress))
+    manifest = {
+        "paper": paper,
+        "experiment": experiment,
+        "profile": profile,
+        "settings": s,
+        "seeds": list(chosen),
+        "wall_seconds": round(time.perf_counter() - began, 1),
+        "data": outcome.hashes,
+        "fidelity": _fidelity(s["dataset"]) if outcome.hashes else "none",
+        "diverged": outcome.diverged,
+        **present,
+        **about,
+    }
+    records.save(out, outcome.frame, manifest)
+    shutil.rmtree(folder, ignore_errors=True)
+    return records.load(paper, experiment, profile, out)
+
+
+def _study(kind: str) -> Callable[[Job], Outcome]:
+    """Return the function behind a kind, ``"package.module:function"``."""
+    module, name = kind.split(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def obtain(
+    paper: str,
+    experiment: str,
+    profile: str = "replay",
+    seeds: int | Sequence[int] | None = None,
+    device: str = "auto",
+    out: str | Path | None = None,
+) -> Record:
+    """Return a record: stored for ``replay``, freshly run for any other profile.
+
+    This is what the notebooks call; the command line calls :func:`run` as well.
+    """
+    if profile == "replay":
+        return records.load(paper, experiment, "largest", out)
+    return run(paper, experiment, profile, seeds, device, out or "runs")
+
+
+def check(paper: str, experiment: str, out: str | Path, progress: bool = True) -> str:
+    """Make an experiment's stored smoke record again and compare the two.
+
+    When the numbers are the same, the stored one notes that the present code gives them too:
+    that is what makes a larger record of changed code *checked*. A missing smoke record, or one
+    of other settings or data, is stored anew.
+
+    Parameters
+    ----------
+    out
+        Folder in which to make it again.
+
+    Returns
+    -------
+    str
+        What differs; empty when nothing does.
+    """
+    present = settings(paper, experiment, "smoke")
+    try:
+        held = records.load(paper, experiment, "smoke")
+        seeds = held.manifest["seeds"]
+    except records.MissingRecord:
+        held, seeds = None, None
+    made = run(paper, experiment, "smoke", seeds, "cpu", out, progress)
+    new = made.manifest
+    if (
+        held is None
+        or freshness.judge(held.manifest | {"code": new["code"]}, present).word != "fresh"
+    ):
+        records.save(None, made.frame, new | {"seen": freshness.seen({}, new["code"])})
+        return ""
+    old = held.manifest
+    alike = (old["instructions"], old["versions"]["torch"]) == (
+        new["instructions"], new["versions"]["torch"],
+    )  # fmt: skip
+    if found := records.differences(held.frame, made.frame, alike):
+        return found
+    seen = freshness.seen(old["seen"], new["code"])
+    if seen != old["seen"]:
+        records.save(None, held.frame, old | {"seen": seen})
+    return ""
+
+
+def check_parameters(given: Iterable[str], allowed: Iterable[str]) -> None:
+    """Refuse notebook parameters that do not exist.
+
+    Parameters
+    ----------
+    given
+        Names defined since the imports, ``set(globals()) - known``. Those that the notebook
+        itself made, with a leading underscore or called ``known``, are passed over.
+    allowed
+        The notebook's parameters.
+
+    Raises
+    ------
+    FedlibError
+        Naming the parameter and the valid ones.
+    """
+    allowed = list(allowed)
+    for name in sorted(given):
+        if name not in (*allowed, "known") and not name.startswith("_"):
+            raise unknown("parameter", name, allowed)
+
+
+def _fidelity(name: str) -> str:
+    """Return ``canonical`` when every file is the release itself, else what it is."""
+    found = {row["fidelity"] for row in datasets.verify(name)} - {"", "canonical"}
+    return ", ".join(sorted(found)) or "canonical"
+
+
+def provenance(device: str) -> dict[str, Any]:
+    """Return what every stored number is kept with: device, versions, commit and date."""
+    versions = {
+        "fedlib": fedlib.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+    }
+    return {
+        "device": _device_name(device),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "versions": versions,
+        "commit": _commit(),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _device_name(device: str) -> str:
+    if device == "cuda":
+        return torch.cuda.get_device_name()
+    threads = torch.get_num_threads()
+    return f"CPU ({platform.machine()}, {threads} thread{'s' * (threads > 1)})"
+
+
+def _commit() -> str:
+    """Return the checkout's commit, with ``+`` when there are changes, or ``unknown``."""
+    git = ["git", "-C", str(Path(__file__).parent)]
+    try:
+        head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True)
+        dirty = subprocess.run([*git, "status", "--porcelain", "."], capture_output=True, text=True)
+    except OSError:
+        return "unknown"
+    return (head.stdout.strip() + "+" * bool(dirty.stdout.strip())) or "unknown"

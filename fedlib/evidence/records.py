@@ -1,0 +1,242 @@
+"""Records: tidy rows with a manifest that says how they came about."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import hashlib
+import io
+import json
+import os
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fedlib import paths
+from fedlib.errors import FedlibError
+from fedlib.evidence import catalogue
+from fedlib.evidence.catalogue import PROFILES
+from fedlib.evidence.freshness import State, judge
+
+
+class MissingRecord(FedlibError):
+    """No stored record for an experiment; the message says how to make one."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """A stored result.
+
+    Attributes
+    ----------
+    frame
+        Tidy rows: run, seed, round (or the studied quantity), split, metric, value.
+    manifest
+        Settings, seeds, wall time, device, versions, commit, hashes, date.
+    path
+        The ``.csv.gz`` file.
+    """
+
+    frame: pd.DataFrame
+    manifest: dict[str, Any]
+    path: Path
+
+    @property
+    def manifest_path(self) -> Path:
+        """The ``.json`` file beside the rows."""
+        return self.path.with_name(self.path.name.replace(".csv.gz", ".json"))
+
+    @property
+    def state(self) -> State:
+        """Whether the present code would give these rows: fresh, checked or stale, and why."""
+        m = self.manifest
+        try:
+            now = catalogue.settings(m["paper"], m["experiment"], m["profile"])
+        except FedlibError:
+            now = None
+        small = self.path.with_name(f"{m['experiment']}.smoke.json")
+        return judge(m, now, json.loads(small.read_text()).get("seen") if small.exists() else None)
+
+    def provenance(self) -> str:
+        """Return two lines for readers: profile, data, seeds, staleness; date, commit, device."""
+        m = self.manifest
+        name = m["settings"].get("dataset")
+        data = "digits, a substitute" if name == "digits" else name
+        if m.get("fidelity", "canonical") not in ("canonical", "none"):
+            data = f"{data} ({m['fidelity']})"
+        word, why = self.state
+        stale = {
+            "fresh": "",
+            "checked": " Checked: the code has changed since; a small run gives the same numbers.",
+            "stale": f" Stale: {why}",
+        }[word]
+        return (
+            f"Record {m['experiment']}.{m['profile']}{f', {data}' if m['data'] else ''}, "
+            f"{len(m['seeds'])} seed{'s' * (len(m['seeds']) > 1)}, "
+            f"{m['device']}, {m['date'][:10]}, commit {_short(m['commit'])}.{stale}"
+        )
+
+
+def _short(commit: str) -> str:
+    """Shorten a commit, keeping the ``+`` that says there were changes."""
+    return commit[:9] + "+" * commit.endswith("+")
+
+
+def folder(paper: str, out: str | Path | None = None) -> Path:
+    """Return the folder that holds a paper's records.
+
+    Parameters
+    ----------
+    out
+        ``out/PAPER``; where ``out`` is a folder of papers, such as ``data/papers``, it is
+        ``out/PAPER/results``. Default: where the paper itself keeps its records.
+    """
+    home = paths.paper_folder(paper) if out is None else Path(out) / paper
+    return home / "results" if (home / "experiments.toml").is_file() else home
+
+
+def make_folder(path: Path) -> Path:
+    """Make a folder that can be written, or say that another one has to be chosen."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        if not os.access(path, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise _cannot_write(path, error) from error
+    return path
+
+
+def _cannot_write(path: Path, error: OSError) -> FedlibError:
+    return FedlibError(f"Cannot write to {path}: {error.strerror}. Choose another with --out.")
+
+
+def save(out: str | Path | None, frame: pd.DataFrame, manifest: dict[str, Any]) -> list[Path]:
+    """Write rows and manifest, each moved into place in one step. Returns both paths.
+
+    The manifest keeps the SHA-256 of the rows.
+
+    Raises
+    ------
+    FedlibError
+        When the folder cannot be written; nothing half-written stays behind.
+    """
+    target = make_folder(folder(manifest["paper"], out))
+    stem = f"{manifest['experiment']}.{manifest['profile']}"
+    text, rows = io.BytesIO(), frame.to_csv(index=False, float_format="%.7g").encode()
+    with gzip.GzipFile(fileobj=text, mode="wb", mtime=0) as packed:
+        packed.write(rows)
+    manifest = manifest | {"rows": hashlib.sha256(rows).hexdigest()}
+    pages = json.dumps(manifest, indent=1, sort_keys=True) + "\n"
+    written = []
+    for name, content in ((f"{stem}.csv.gz", text.getvalue()), (f"{stem}.json", pages.encode())):
+        write(target / name, content)
+        written.append(target / name)
+    return written
+
+
+def write(path: Path, content: bytes) -> None:
+    """Write a file beside its place and move it there in one step.
+
+    Raises
+    ------
+    FedlibError
+        When it cannot be written; nothing half-written stays behind.
+    """
+    part = path.with_name(path.name + ".part")
+    try:
+        part.write_bytes(content)
+        os.replace(part, path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise _cannot_write(path, error) from error
+
+
+def load(
+    paper: str, experiment: str, profile: str = "largest", out: str | Path | None = None
+) -> Record:
+    """Read a record.
+
+    Parameters
+    ----------
+    profile
+        ``"smoke"``, ``"quick"``, ``"paper"``, or ``"largest"`` for the largest one stored.
+    out
+        Folder of records; default is the one that ships with fedlib.
+
+    Raises
+    ------
+    MissingRecord
+        With the command that produces it.
+    """
+    largest = PROFILES[:0:-1] if out is None else PROFILES[::-1]  # the book shows no smoke run
+    wanted = largest if profile in ("largest", "replay") else (profile,)
+    for name in wanted:
+        path = folder(paper, out) / f"{experiment}.{name}.csv.gz"
+        page = path.with_name(f"{experiment}.{name}.json")
+        if path.exists() and page.exists():
+            return _read(path, page, [paper, experiment, name])
+    make = "quick" if profile in ("largest", "replay") else profile
+    raise MissingRecord(
+        f"There is no stored record of {paper} {experiment}. To make one:\n"
+        f"  fedlib run {paper} {experiment} --profile {make} --out data/papers"
+    )
+
+
+def _read(path: Path, page: Path, names: list[str]) -> Record:
+    try:
+        rows, manifest = gzip.decompress(path.read_bytes()), json.loads(page.read_text())
+        frame = pd.read_csv(io.BytesIO(rows))
+    except (OSError, EOFError, ValueError, zlib.error) as error:
+        raise FedlibError(
+            f"Record {path} cannot be read ({error}). Delete it and its .json, and make it again."
+        ) from error
+    if manifest.get("rows") != hashlib.sha256(rows).hexdigest():
+        raise FedlibError(
+            f"Record {path} is not the one its manifest describes: the rows' SHA-256 is "
+            f"{hashlib.sha256(rows).hexdigest()[:16]}…, the manifest says "
+            f"{str(manifest.get('rows'))[:16]}…. One of the two was edited or replaced; take both "
+            "from where they came from, or delete both and make the record again."
+        )
+    told = [manifest.get(key) for key in ("paper", "experiment", "profile")]
+    if told != names:
+        raise FedlibError(
+            f"The manifest {page} describes {' '.join(map(str, told))}. Give the files their own "
+            "names back."
+        )
+    return Record(frame, manifest, path)
+
+
+def stored(out: str | Path | None = None) -> list[Record]:
+    """Return every stored record, smoke runs included, in the order of papers and names."""
+    return [
+        load(paper, *page.stem.rsplit(".", 1), out=out)
+        for paper in catalogue.papers()
+        for page in sorted(folder(paper, out).glob("*.*.json"))
+    ]
+
+
+def differences(one: pd.DataFrame, other: pd.DataFrame, same_machine: bool) -> str:
+    """Say in what two runs of one experiment differ; empty when they agree.
+
+    Parameters
+    ----------
+    same_machine
+        Made with the same instruction set and the same PyTorch: values agree to 1e-5.
+        Otherwise 2 % is allowed, or .02, as training enlarges the last bit.
+    """
+    keys = [c for c in one.columns if c != "value"]
+    if list(one.columns) != list(other.columns) or len(one) != len(other):
+        return f"{len(one)} rows of {list(one.columns)}, {len(other)} of {list(other.columns)}"
+    if not one[keys].equals(other[keys]):
+        return "the rows are of other runs, rounds or metrics"
+    small = (1e-5, 1e-9) if same_machine else (0.02, 0.02)
+    close = np.isclose(one["value"], other["value"], *small, equal_nan=True)
+    if close.all():
+        return ""
+    first = int(np.flatnonzero(~close)[0])
+    a, b = one.iloc[first].to_dict(), other["value"].iloc[first]
+    return f"{(~close).sum()} of {len(close)} values, first {a}, now {b}"

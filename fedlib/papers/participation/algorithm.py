@@ -1,0 +1,129 @@
+"""Generalized FedAvg with amplified updates, and the waiting baselines.
+
+Wang and Ji, *A Unified Analysis of Federated Learning with Arbitrary Client Participation*,
+NeurIPS 2022. Line numbers refer to the algorithm box of the book.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedlib.engine.tasks import Task
+from fedlib.errors import FedlibError
+from fedlib.papers import fedavg
+from fedlib.papers.fedavg import FedAvg, check_positive, movement, start
+from fedlib.population.participation import Full, Participation
+
+
+@dataclass(frozen=True)
+class State(fedavg.State):
+    """What a checkpoint holds: that of FedAvg, and what the amplification remembers.
+
+    Attributes
+    ----------
+    u
+        Movement accumulated since ``t0``, ``[R, P]``.
+    t0
+        The round in which the current interval began.
+    """
+
+    u: Tensor | None = None
+    t0: int = 0
+
+
+@dataclass(frozen=True)
+class GeneralizedFedAvg:
+    """Algorithm 1: FedAvg whose accumulated movement is amplified once an interval.
+
+    Parameters
+    ----------
+    participation
+        Gives the weights q.
+    lr
+        Local step size γ.
+    amplify
+        Amplification factor η > 0; 1 is FedAvg.
+    interval
+        Amplification interval P, in rounds.
+    local_steps
+        Local steps I.
+    batch_size
+        Minibatch size; None takes each client's exact gradient.
+    """
+
+    participation: Participation
+    lr: float
+    amplify: float = 1.0
+    interval: int = 1
+    local_steps: int = 1
+    batch_size: int | None = None
+
+    def __post_init__(self) -> None:
+        check_positive(self, "lr", "amplify", "interval", "local_steps")
+
+    def init(self, task: Task, seeds: Sequence[int], x: Tensor | None = None, t: int = 0) -> State:
+        """Return the state before round ``t``, from fresh models or from given ``x[R, P]``."""
+        x, seeds, cursor = start(self, task, seeds, x)
+        return State(x, seeds, cursor, t, torch.zeros_like(x), t)
+
+    def round(self, state: State, task: Task) -> tuple[State, dict[str, Any]]:
+        """Run one round of every run: line 1 of the box, then lines 2 to 7."""
+        clients, q = self.participation.cohort(state.seeds, state.t)  # line 2
+        d, cursor = movement(self, state, task, clients, q)  # lines 3-5
+        x, u, t0 = state.x + d, state.u + d, state.t0  # line 5
+        if state.t + 1 - t0 == self.interval:  # line 6
+            x = x + (self.amplify - 1) * u  # line 7
+            u, t0 = torch.zeros_like(u), state.t + 1  # line 7
+        return replace(state, x=x, u=u, cursor=cursor, t=state.t + 1, t0=t0), {}
+
+
+@dataclass(frozen=True)
+class WaitMinibatch(GeneralizedFedAvg):
+    """Wait until everybody has been available, then one round of all clients.
+
+    The model changes once every ``interval`` rounds, by FedAvg over all ``N`` clients with
+    equal weights and ``local_steps`` minibatch steps each. ``amplify`` is not used. This is
+    the baseline of the paper's experiments; its theory section waits with single gradients.
+    """
+
+    def round(self, state: State, task: Task) -> tuple[State, dict[str, Any]]:
+        """Let the clock move on; update in the last round of an interval."""
+        x, cursor, t0 = state.x, state.cursor, state.t0
+        if state.t + 1 - t0 == self.interval:
+            d, cursor = everyone(self, state, task)
+            x, t0 = x + d, state.t + 1
+        return replace(state, x=x, cursor=cursor, t=state.t + 1, t0=t0), {}
+
+
+@dataclass(frozen=True)
+class WaitFull(WaitMinibatch):
+    """The waiting baseline with each client's whole data in every local step."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.batch_size is not None:
+            raise FedlibError(f"Wait-full uses all local data; got batch_size={self.batch_size}.")
+
+
+def everyone(algorithm: Any, state: State, task: Task) -> tuple[Tensor, np.ndarray]:
+    """Return the movement of a round in which all clients take part, in pieces to save memory."""
+    d, cursor = torch.zeros_like(state.x), state.cursor
+    all_clients, q = Full(task.N).cohort(state.seeds, state.t)
+    for clients, weight in zip(all_clients.split(50, 1), q.split(50, 1), strict=True):
+        piece, cursor = movement(algorithm, replace(state, cursor=cursor), task, clients, weight)
+        d += piece
+    return d, cursor
+
+
+ALGORITHMS = {
+    "fedavg": FedAvg,
+    "generalized-fedavg": GeneralizedFedAvg,
+    "wait-minibatch": WaitMinibatch,
+    "wait-full": WaitFull,
+}

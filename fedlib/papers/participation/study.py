@@ -1,0 +1,262 @@
+"""What the participation chapter runs: training, the toy, and measurements of participation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from tqdm.auto import tqdm
+
+from fedlib import datasets
+from fedlib.datasets import partition
+from fedlib.engine import models
+from fedlib.engine.data import FederatedDataset
+from fedlib.engine.rng import stream
+from fedlib.engine.simulation import simulate
+from fedlib.engine.tasks import Task
+from fedlib.errors import unknown
+from fedlib.papers.fedavg import FedAvg
+from fedlib.papers.job import Job, Outcome, Settings, checkpoint_file
+from fedlib.papers.participation import theory
+from fedlib.papers.participation.algorithm import ALGORITHMS, GeneralizedFedAvg
+from fedlib.papers.participation.toy import toy_task
+from fedlib.population.participation import PROCESSES, Cyclic, Full, Independent, Participation
+
+MODELS = {
+    "softmax": models.softmax,
+    "mlp": models.mlp,
+    "fashion_cnn": models.fashion_cnn,
+    "cifar_cnn": models.cifar_cnn,
+}
+
+
+def build_model(name: str, *sizes: int) -> models.Model:
+    """Return the model called ``name`` in :mod:`fedlib.engine.models`."""
+    if name not in MODELS:
+        raise unknown("model", name, MODELS)
+    return MODELS[name](*sizes)
+
+
+def build_task(s: Settings, seed: int, device: str = "cpu") -> tuple[Task, dict[str, str]]:
+    """Load the data, split it over the clients and attach the model.
+
+    ``pool`` averages square blocks of pixels, which makes images small enough for a laptop.
+    """
+    held = datasets.load(s["dataset"], progress=False)
+    if s["partition"] not in partition.PARTITIONERS:
+        raise unknown("partitioner", s["partition"], partition.PARTITIONERS)
+    parts = partition.PARTITIONERS[s["partition"]](held.train_y, s["clients"], seed)
+    train_x, test_x = (_pooled(x, s.get("pool", 1)) for x in (held.train_x, held.test_x))
+    data = FederatedDataset.build(
+        train_x, held.train_y, parts, test_x, held.test_y, device, s.get("augment", False)
+    )
+    return Task(build_model(*s["model"]), data), dict(held.hashes)
+
+
+def _pooled(x: np.ndarray, size: int) -> torch.Tensor:
+    return (
+        torch.nn.functional.avg_pool2d(torch.from_numpy(x), size)
+        if size > 1
+        else torch.from_numpy(x)
+    )
+
+
+def build_process(s: Settings) -> Participation:
+    """Return the participation process, with its window compressed in time."""
+    name, N, S = s["process"], s["clients"], s["cohort"]
+    if name not in PROCESSES:
+        raise unknown("participation process", name, PROCESSES)
+    if name in ("periodic", "periodic-sampler"):
+        return PROCESSES[name](N, S, window=s["window"] // s["compression"])
+    if name == "drift":
+        return PROCESSES[name](N, S, s["speed"])
+    if name == "markov":
+        return PROCESSES[name](N, s["on"], s["off"], s.get("cap"))
+    return PROCESSES[name](N, S) if name in ("independent", "regularized") else PROCESSES[name](N)
+
+
+def build_algorithm(s: Settings) -> FedAvg | GeneralizedFedAvg:
+    """Return the algorithm of one run, its rate and interval compressed in time."""
+    if s["algorithm"] not in ALGORITHMS:
+        raise unknown("algorithm", s["algorithm"], ALGORITHMS)
+    k = s["compression"]
+    chosen: dict[str, Any] = dict(
+        lr=s["lr"] * (k if s.get("compress_lr", True) else 1),
+        local_steps=s["local_steps"],
+        batch_size=None if s["algorithm"] == "wait-full" else s["batch_size"],
+    )
+    if s["algorithm"] != "fedavg":
+        chosen |= dict(amplify=s.get("amplify", 1.0), interval=max(1, s.get("interval", 1) // k))
+    return ALGORITHMS[s["algorithm"]](build_process(s), **chosen)
+
+
+def training(job: Job) -> Outcome:
+    """Train every run of an experiment, all seeds side by side, after a common warm-up.
+
+    The split of the data is drawn once, with the first seed; models, minibatches and
+    participation differ between seeds. Finished runs are kept, so an interrupted experiment
+    goes on where it stopped.
+    """
+    s = job.settings
+    task, hashes = build_task(s, job.seeds[0], job.device)
+    rounds = s["rounds"] // s["compression"]
+    starts: dict[Participation, torch.Tensor] = {}
+    frames, diverged = [], {}
+    for run in s["runs"]:
+        each = {**s, **run}
+        algorithm = build_algorithm(each)
+        process = algorithm.participation
+        if process not in starts:
+            starts[process] = warm_up(job, task, process)
+        history = simulate(
+            algorithm,
+            task,
+            rounds,
+            job.seeds,
+            state=algorithm.init(task, job.seeds, starts[process], s["warmup_rounds"]),
+            evaluate_every=s["evaluate_every"],
+            splits=("train", "test"),
+            limit=s["evaluate_on"],
+            name=run["run"],
+            progress=job.progress,
+            checkpoint=checkpoint_file(job, run["run"]),
+            checkpoint_every=500,
+        )
+        frames.append(history.frame.assign(round=lambda f: f["round"] - s["warmup_rounds"]))
+        if history.diverged:
+            lost = {seed: t - s["warmup_rounds"] for seed, t in history.diverged.items()}
+            diverged[run["run"]] = lost
+    return Outcome(pd.concat(frames, ignore_index=True), diverged, hashes)
+
+
+def warm_up(job: Job, task: Task, process: Participation) -> torch.Tensor:
+    """Return models ``[R, P]`` after the warm-up: FedAvg at a larger rate, same availability."""
+    s = job.settings
+    fedavg = FedAvg(process, s["warmup_lr"], s["local_steps"], s["batch_size"])
+    history = simulate(
+        fedavg, task, s["warmup_rounds"], job.seeds,
+        evaluate=lambda state, task: {}, name="warm-up", progress=job.progress,
+    )  # fmt: skip
+    return history.state.x
+
+
+def toy(job: Job) -> Outcome:
+    """Run the three-client toy with exact gradients; there is nothing random in it."""
+    s, task, frames = job.settings, toy_task(), []
+    optimum = task.data.x.mean(0)
+    start = torch.tensor([[1.0, 2.0]], dtype=torch.float64)
+
+    def position(state: Any, task: Task) -> dict:
+        away = (state.x - optimum).norm(dim=1)
+        return {
+            ("toy", "x1"): state.x[:, 0],
+            ("toy", "x2"): state.x[:, 1],
+            ("toy", "distance"): away,
+        }
+
+    for run in s["runs"]:
+        algorithm = GeneralizedFedAvg(Cyclic(3), run["lr"], run["amplify"], run["interval"])
+        history = simulate(
+            algorithm, task, s["toy_rounds"], (0,), state=algorithm.init(task, (0,), start),
+            evaluate=position, name=run["run"], progress=False,
+        )  # fmt: skip
+        frames.append(history.frame)
+    return Outcome(pd.concat(frames, ignore_index=True), {}, {})
+
+
+def factor(job: Job) -> Outcome:
+    """Measure the participation factor ``(Σ_n|q̄_n - 1/N|)²`` for processes and intervals."""
+    s, rows = job.settings, []
+    for run in tqdm(s["runs"], desc="participation", disable=not job.progress):
+        process = build_process({**s, **run})
+        for seed in job.seeds:
+            q = process.weights(seed, s["warmup_rounds"], s["warmup_rounds"] + s["rounds"])
+            for P in s["intervals"]:
+                means = _means(q, P)
+                spread = np.abs(means - 1 / process.N)
+                row = dict(run=run["run"], seed=seed, interval=P, split="participation")
+                rows.append(row | dict(metric="factor", value=(spread.sum(1) ** 2).mean()))
+                squares = process.N * (spread**2).sum(1)
+                rows.append(row | dict(metric="squares", value=squares.mean()))
+    return Outcome(pd.DataFrame(rows), {}, {})
+
+
+def _means(q: np.ndarray, P: int) -> np.ndarray:
+    whole = len(q) // P
+    return q[: whole * P].reshape(whole, P, -1).mean(1)
+
+
+def heterogeneity(job: Job) -> Outcome:
+    """Measure d², β², ν² and δ²(P) of real clients at a warmed-up model.
+
+    All of them come from one Gram matrix of centred client gradients.
+    """
+    s, rows = job.settings, []
+    task, hashes = build_task(s, job.seeds[0], job.device)
+    start = warm_up(job, task, build_process(s))
+    for r, seed in enumerate(job.seeds):
+        gradients = task.client_gradients(start[r]).double().cpu()
+        K = theory.gram(gradients)
+        norms = np.diagonal(np.asarray(K))
+        for run in s["runs"]:
+            process = build_process({**s, **run})
+            q = process.weights(seed, s["warmup_rounds"], s["warmup_rounds"] + s["rounds"])
+            beta2, nu2 = np.asarray(theory.beta2(K, q)), np.asarray(theory.nu2(K, q))
+            centred = (gradients - gradients.mean(0)).numpy()
+            direct = np.stack([(row[:, None] * centred).sum(0) for row in q[:50]])
+            spread = np.stack(
+                [((centred - d) ** 2).sum(1) @ row for d, row in zip(direct, q, strict=False)]
+            )
+            gap = np.abs((direct**2).sum(1) + spread - q[:50] @ norms) / norms.max()
+            row = dict(run=run["run"], seed=seed, interval=1, split="train")
+            rows += [
+                row | dict(metric="d2", value=norms.max()),
+                row | dict(metric="beta2", value=beta2.max()),
+                row | dict(metric="nu2", value=nu2.max()),
+                row | dict(metric="identity gap", value=gap.max()),
+            ]
+            for P in s["intervals"]:
+                delta2 = np.asarray(theory.delta2(K, _means(q, P)))
+                rows.append(row | dict(interval=P, metric="delta2", value=delta2.mean()))
+                rows.append(row | dict(interval=P, metric="delta2 max", value=delta2.max()))
+    return Outcome(pd.DataFrame(rows), {}, hashes)
+
+
+def speedup(job: Job) -> Outcome:
+    """Measure the stationary error of FedAvg against the number of clients a round.
+
+    All clients hold the same Gaussian samples, so that only gradient noise is left: their mean
+    is estimated from single draws, and ``E‖x - x*‖²`` is averaged over the second half of the
+    rounds. Long lists of samples make draws nearly independent, as Assumption 2 asks; with short
+    ones the reshuffled passes cancel part of the noise.
+    """
+    s, rows = job.settings, []
+    clients = s["clients"]
+    for run in s["runs"]:
+        size = run["samples"]
+        samples = np.tile(stream(0, "speedup").standard_normal((size, 2)), (clients, 1))
+        parts = list(np.arange(size * clients).reshape(clients, size))
+        data = FederatedDataset.build(samples, None, parts)
+        task = Task(models.location(2), data, "half_square")
+        for cohort in tqdm(s["cohorts"], desc=run["run"], disable=not job.progress):
+            process = Full(clients) if cohort == clients else Independent(clients, cohort)
+            error = _stationary_error(job, task, FedAvg(process, s["lr"], batch_size=1))
+            row = dict(run=run["run"], cohort=cohort, split="train", metric="error")
+            rows += [row | dict(seed=n, value=e) for n, e in zip(job.seeds, error, strict=True)]
+    return Outcome(pd.DataFrame(rows), {}, {})
+
+
+def _stationary_error(job: Job, task: Task, algorithm: FedAvg) -> list[float]:
+    """Return each seed's mean square distance to the optimum over the second half of a run."""
+    optimum, squares = task.data.x.mean(0), []
+
+    def keep(state: Any, _: Any) -> None:
+        squares.append((state.x - optimum).square().sum(1))
+
+    simulate(
+        algorithm, task, job.settings["rounds"], job.seeds,
+        evaluate=lambda state, task: {}, callbacks=[keep], progress=False,
+    )  # fmt: skip
+    return torch.stack(squares)[len(squares) // 2 :].mean(0).tolist()

@@ -1,0 +1,228 @@
+"""Tiered decentralized coordinate descent (TDCD): data split both ways.
+
+Das, Castiglia, Wang and Patterson, *Cross-Silo Federated Learning for Multi-Tier Networks with
+Vertical and Horizontal Data Partitioning*, ACM TIST 2022. Line numbers refer to the algorithm
+box of the book, with the paper's indices corrected.
+
+The whole model is a row ``x[R, P]``. Silo ``j`` owns a block of its columns, and its clients are
+copies of that block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedlib.engine.data import Batch, FederatedDataset
+from fedlib.engine.local import local_sgd
+from fedlib.engine.losses import LOSSES
+from fedlib.engine.models import Model
+from fedlib.engine.rng import stream
+from fedlib.engine.tasks import Task
+from fedlib.errors import FedlibError
+from fedlib.papers.tiers.task import TieredTask
+
+
+@dataclass(frozen=True)
+class TieredState:
+    """What a checkpoint holds.
+
+    Attributes
+    ----------
+    x
+        Whole models ``[R, P]``; the hubs' blocks side by side.
+    seeds
+        One seed a run.
+    t
+        The next round.
+    clock
+        Local steps done.
+    """
+
+    x: Tensor
+    seeds: tuple[int, ...]
+    t: int = 0
+    clock: int = 0
+
+
+class Frozen(Task):
+    """The local problem of one round: own embedding plus the frozen foreign sum.
+
+    Parameters
+    ----------
+    model
+        ``h_j``.
+    x, y
+        The round's minibatch, ``[B, ...]`` and ``[B]``.
+    foreign
+        ``Φ_{-j}[B, E]``.
+    loss_name
+        As in :class:`TieredTask`.
+    """
+
+    def __init__(self, model: Model, x: Tensor, y: Tensor, foreign: Tensor, loss_name: str) -> None:
+        self.model, self.l2, self.loss_name, self.foreign = model, 0.0, loss_name, foreign
+        self.data = FederatedDataset(x, y, [], None, None)
+
+    def losses(self, theta: Tensor | dict[str, Tensor], batch: Batch) -> Tensor:
+        """Return every copy's loss on its rows of the minibatch, ``[copies]``."""
+        own = self.model.apply(theta, self.data.x[batch.rows])
+        each = LOSSES[self.loss_name](own + self.foreign[batch.rows], self.data.y[batch.rows])
+        return (each * batch.weight).sum(1)
+
+
+@dataclass(frozen=True)
+class TDCD:
+    """Algorithm 1 of the paper: every client knows the labels of its rows.
+
+    Parameters
+    ----------
+    lr
+        Step size η.
+    local_steps
+        Local steps Q a round; the minibatch and the foreign embeddings stay frozen for all Q.
+    batch_size
+        Minibatch size B, drawn from all rows by a shared seed; None takes all rows.
+    """
+
+    lr: float
+    local_steps: int
+    batch_size: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.local_steps < 1 or not self.lr > 0:
+            raise FedlibError(
+                f"local_steps (Q) must be at least 1 and lr positive; "
+                f"got {self.local_steps} and {self.lr}."
+            )
+
+    def init(self, task: TieredTask, seeds: Sequence[int], x: Tensor | None = None) -> TieredState:
+        """Return the state before round 0 (line 1)."""
+        B = self.batch_size or len(task.y)
+        if not 1 <= B <= len(task.y):
+            raise FedlibError(f"batch_size must be between 1 and {len(task.y)}; got {B}.")
+        return TieredState(task.init(seeds) if x is None else x, tuple(seeds))
+
+    def round(self, state: TieredState, task: TieredTask) -> tuple[TieredState, dict[str, Any]]:
+        """Run one round: an exchange (lines 3-8), Q local steps (9-10), an average (11)."""
+        ids = draw_ids(state.seeds, state.t, len(task.y), self.batch_size)  # line 3, [R, B]
+        silos = [Cohort.of(task, j, ids, state.x) for j in range(task.N)]  # lines 4-5
+        phi = [silo.union(silo.embed(task)) for silo in silos]  # lines 6-7, [R B, E]
+        foreign = torch.stack(phi).sum(0)
+        for silo, own in zip(silos, phi, strict=True):
+            silo.foreign = foreign - own  # line 8
+        descend(self, task, silos)  # lines 9-10
+        x = torch.cat([silo.mean() for silo in silos], 1)  # line 11
+        clock = state.clock + self.local_steps
+        return replace(state, x=x, t=state.t + 1, clock=clock), {}
+
+    def walk(self, local: Frozen, theta: Tensor, batch: Batch) -> Tensor:
+        """Take the Q local steps of all copies ``[copies, P_j]``, the foreign sum frozen."""
+        return local_sgd(local, theta, [batch] * self.local_steps, self.lr)
+
+
+def draw_ids(seeds: Sequence[int], t: int, samples: int, batch_size: int | None) -> Tensor:
+    """Draw the minibatch that all hubs share, ``[R, B]`` row numbers without replacement."""
+    if batch_size is None:
+        return torch.arange(samples).expand(len(seeds), -1)
+    draws = [stream(s, "minibatch", t).choice(samples, batch_size, replace=False) for s in seeds]
+    return torch.from_numpy(np.stack(draws))
+
+
+@dataclass
+class Cohort:
+    """Silo ``j`` in one round: its clients' copies and their places in the minibatch.
+
+    Attributes
+    ----------
+    theta
+        ``[R K_j, P_j]``: the clients' copies of the silo's block.
+    batch
+        Places in the minibatch ``[R K_j, b]`` with weights ``1/|ζ_kj|``, padded with weight zero. A
+        client without a sample has weight zero everywhere: no gradient, but still averaged.
+    x, y
+        The minibatch as silo ``j`` sees it, ``[R B, ...]`` and ``[R B]``.
+    foreign
+        ``Φ_{-j}[R B, E]``, set after the exchange.
+    """
+
+    j: int
+    theta: Tensor
+    batch: Batch
+    x: Tensor
+    y: Tensor
+    runs: int
+    foreign: Tensor | None = None
+
+    @classmethod
+    def of(cls, task: TieredTask, j: int, ids: Tensor, x: Tensor) -> Cohort:
+        """Send every client its model and its part of the minibatch."""
+        runs, B = ids.shape
+        owner = task.owner[j][ids.numpy()] + task.K[j] * np.arange(runs)[:, None]
+        copies = runs * task.K[j]
+        order = np.argsort(owner, axis=None, kind="stable")
+        count = np.bincount(owner.ravel(), minlength=copies)
+        held = np.arange(count.max())[None] < count[:, None]
+        places, weight = np.zeros(held.shape, dtype=np.int64), np.zeros(held.shape)
+        places[held] = order
+        weight[held] = np.repeat(1 / np.maximum(count, 1), count)
+        device, dtype = x.device, x.dtype
+        batch = Batch(
+            torch.from_numpy(places).to(device), torch.from_numpy(weight).to(device, dtype)
+        )
+        theta = x[:, task.columns[j]].repeat_interleave(task.K[j], 0)
+        flat = ids.flatten().to(device)
+        return cls(j, theta, batch, task.x[j][flat], task.y[flat], runs)
+
+    @torch.no_grad()
+    def embed(self, task: TieredTask) -> Tensor:
+        """Return every client's embeddings of its samples, ``[R K_j, b, E]``."""
+        return task.models[self.j].apply(self.theta, self.x[self.batch.rows])
+
+    def union(self, parts: Tensor) -> Tensor:
+        """Put the clients' embeddings into one table ``[R B, E]``, in the minibatch's order."""
+        held = self.batch.weight > 0
+        table = parts.new_zeros(len(self.y), parts.shape[-1])
+        table[self.batch.rows[held]] = parts[held]
+        return table
+
+    def mean(self) -> Tensor:
+        """Return the hub's average of its clients, ``[R, P_j]``."""
+        return self.theta.unflatten(0, (self.runs, -1)).mean(1)
+
+
+def descend(algorithm: TDCD, task: TieredTask, silos: list[Cohort]) -> None:
+    """Let all clients of all silos take their Q local steps, in place.
+
+    Silos that share a model are rows of one matrix.
+    """
+    groups: dict[int, list[Cohort]] = {}
+    for silo in silos:
+        key = (id(task.models[silo.j]), silo.x.shape[1:])
+        groups.setdefault(key, []).append(silo)
+    for group in groups.values():
+        model = task.models[group[0].j]
+        theta = torch.cat([silo.theta for silo in group])
+        x, y = torch.cat([s.x for s in group]), torch.cat([s.y for s in group])
+        foreign, batch = torch.cat([s.foreign for s in group]), _joined(group)
+        theta = algorithm.walk(Frozen(model, x, y, foreign, task.loss_name), theta, batch)
+        for silo, part in zip(group, theta.split([len(s.theta) for s in group]), strict=True):
+            silo.theta = part
+
+
+def _joined(group: list[Cohort]) -> Batch:
+    """Stack the silos' batches; places move on by the length of the tables before."""
+    width = max(silo.batch.rows.shape[1] for silo in group)
+    rows, weight, start = [], [], 0
+    for silo in group:
+        pad = (0, width - silo.batch.rows.shape[1])
+        rows.append(F.pad(silo.batch.rows, pad) + start)
+        weight.append(F.pad(silo.batch.weight, pad))
+        start += len(silo.y)
+    return Batch(torch.cat(rows), torch.cat(weight))

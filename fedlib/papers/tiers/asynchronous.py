@@ -1,0 +1,283 @@
+"""TDCD with asynchronous hubs: nobody waits, embeddings may be stale.
+
+Das, Castiglia, Wang and Patterson (ACM TIST 2022) leave asynchronous hubs to future work. This is
+our reading of it, not an algorithm of the paper.
+
+Every hub keeps a table ``Φ_j[M, E]`` with its embedding of every row, open to the other hubs. A
+hub's round ``r``:
+
+1. read the other hubs' tables as they stand now, and draw the round's minibatch from the shared
+   stream under its **own** round number ``r``;
+2. its clients take Q local steps, with the foreign rows frozen;
+3. average the clients, embed all rows with the average, publish the new table; go to 1.
+
+It lasts three round trips and Q local steps, as in the paper: hub and clients twice (foreign rows
+out and models back; average out and embeddings back), hub to hub once. The price of not waiting
+is the size of that last message, ``M E`` numbers instead of ``B E``.
+
+Hubs that finish at the same instant all publish before any of them reads. Hence with equal fixed
+delays, or with ``wait=True``, the iterates are those of synchronous :class:`TDCD`: same
+minibatches, same foreign embeddings, same steps.
+
+The simulation never builds a table: it keeps every hub's published block and embeds the rows that
+are looked up. This is the same number, as ``h_j`` treats every row by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedlib.errors import FedlibError
+from fedlib.papers.tiers.algorithm import TDCD, Cohort, descend, draw_ids
+from fedlib.papers.tiers.task import TieredTask
+from fedlib.population.delays import EventQueue, Law, each
+
+
+class HubRound(NamedTuple):
+    """One finished round of one hub.
+
+    ``seed``, ``hub`` and ``round`` say whose round it is, and which: every hub counts its own
+    from 0. ``start`` is when it read the foreign tables, ``finish`` when it published its own, in
+    time units. ``busy`` is the drawn duration, so ``finish - start - busy`` is time spent waiting
+    for others. ``staleness[N]`` counts the tables that each other hub published after this round
+    had read and before it finished; one published at the finishing instant does not count.
+    """
+
+    seed: int
+    hub: int
+    round: int
+    start: float
+    finish: float
+    busy: float
+    staleness: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class AsyncState:
+    """What a checkpoint holds: the hubs' published blocks and the rounds under way.
+
+    Attributes
+    ----------
+    x
+        Published models ``[R, P]``, the hubs' blocks side by side.
+    pending
+        ``[R, P]``: what each hub will publish when its present round finishes.
+    seeds
+        One seed a run.
+    t
+        The next call of ``round``.
+    clocks
+        ``[R]``: present time of every run, in time units.
+    start, finish
+        ``[R, N]``: when the rounds under way began and will end.
+    rounds
+        ``[R, N]``: rounds finished.
+    read
+        ``[R, N, N]``: ``read[r, j, l]`` is the number of rounds hub ``l`` had finished when hub
+        ``j`` last read its table.
+    """
+
+    x: Tensor
+    pending: Tensor
+    seeds: tuple[int, ...]
+    t: int
+    clocks: np.ndarray
+    start: np.ndarray
+    finish: np.ndarray
+    rounds: np.ndarray
+    read: np.ndarray
+
+    @property
+    def clock(self) -> float:
+        """The time, common to all runs.
+
+        Raises
+        ------
+        FedlibError
+            When the runs stand at different times.
+        """
+        if (self.clocks != self.clocks[0]).any():
+            raise FedlibError(
+                f"The {len(self.seeds)} runs stand at different times. Set tick to look at them "
+                "at common times, run one seed, or read state.clocks."
+            )
+        return float(self.clocks[0])
+
+    def copy(self) -> AsyncState:
+        """Return a state that shares no array with this one."""
+        names = ("clocks", "start", "finish", "rounds", "read")
+        arrays = {name: getattr(self, name).copy() for name in names}
+        return replace(self, x=self.x.clone(), pending=self.pending.clone(), **arrays)
+
+
+@dataclass(frozen=True)
+class AsyncTDCD:
+    """Asynchronous hubs under random delays.
+
+    Parameters
+    ----------
+    lr
+        Step size η.
+    local_steps
+        Local steps Q in a hub's round.
+    batch_size
+        Minibatch size B; None takes all rows.
+    comm, comp
+        Delay laws of one round trip and of one local step: one law for all silos, or a tuple
+        with one for each.
+    wait
+        Every hub waits for the slowest before it publishes: synchronous TDCD on the same clock,
+        under the same drawn delays.
+    tick
+        ``round`` moves all runs on by this many time units, through all events on the way. None:
+        every run moves on to its own next event.
+    """
+
+    lr: float
+    local_steps: int
+    batch_size: int | None
+    comm: Law | tuple[Law, ...]
+    comp: Law | tuple[Law, ...]
+    wait: bool = False
+    tick: float | None = None
+
+    def __post_init__(self) -> None:
+        TDCD(self.lr, self.local_steps)  # the same rules for lr and local_steps
+        if self.tick is not None and not 0 < self.tick < float("inf"):
+            raise FedlibError(f"tick is a positive time or None; got {self.tick}.")
+
+    def init(self, task: TieredTask, seeds: Sequence[int], x: Tensor | None = None) -> AsyncState:
+        """Return the state at time 0: all hubs have published ``x`` and begun their round 0."""
+        x = TDCD(self.lr, self.local_steps, self.batch_size).init(task, seeds, x).x.clone()
+        R, N = len(seeds), task.N
+        state = AsyncState(
+            x=x,
+            pending=x.clone(),
+            seeds=tuple(seeds),
+            t=0,
+            clocks=np.zeros(R),
+            start=np.zeros((R, N)),
+            finish=np.zeros((R, N)),
+            rounds=np.zeros((R, N), dtype=np.int64),
+            read=np.zeros((R, N, N), dtype=np.int64),
+        )
+        self._start(state, task, [(r, j) for r in range(R) for j in range(N)])
+        return state
+
+    def round(self, state: AsyncState, task: TieredTask) -> tuple[AsyncState, dict[str, Any]]:
+        """Move on by one tick, or to the next event.
+
+        Returns
+        -------
+        AsyncState
+            After all hubs that finished up to then have published.
+        dict
+            ``"hub_rounds"``: a :class:`HubRound` for each of them.
+        """
+        state, done = state.copy(), []
+        until = float("inf") if self.tick is None else (state.t + 1) * self.tick
+        queues = [_queue(times) for times in state.finish]
+        while any(queue.next_time <= until for queue in queues):
+            begin = []
+            for r, queue in enumerate(queues):
+                if queue.next_time <= until:
+                    state.clocks[r], hubs = queue.pop_all()
+                    done += self._publish(state, task, r, hubs)
+                    begin += [(r, j) for j in hubs]
+            self._start(state, task, begin)
+            for r, j in begin:
+                queues[r].push(state.finish[r, j], j)
+            if self.tick is None:
+                break
+        if self.tick is not None:
+            state.clocks[:] = until
+        return replace(state, t=state.t + 1), {"hub_rounds": done}
+
+    def busy(self, task: TieredTask, seed: int, hub: int, round: int) -> float:
+        """Return how long a hub's round lasts, ``3 t_comm + Q t_comp`` with every term drawn."""
+        comm, comp = each(self.comm, task.N)[hub], each(self.comp, task.N)[hub]
+        trips = comm.draws(seed, "comm", hub, round, size=3)
+        steps = comp.draws(seed, "comp", hub, round, size=self.local_steps)
+        time = float(trips.sum() + steps.sum())
+        if not time > 0:
+            raise FedlibError(
+                f"Round {round} of hub {hub} lasts {time} time units. Choose delay laws that "
+                "take some time, or the clock never moves."
+            )
+        return time
+
+    def _publish(
+        self, state: AsyncState, task: TieredTask, r: int, hubs: list[int]
+    ) -> list[HubRound]:
+        """Step 3 for the hubs of run ``r`` that finish together."""
+        done, seen = [], state.rounds[r].copy()
+        for j in hubs:
+            stale = seen - state.read[r, j]
+            stale[j] = 0
+            state.x[r, task.columns[j]] = state.pending[r, task.columns[j]]
+            state.rounds[r, j] += 1
+            busy = self.busy(task, state.seeds[r], j, int(seen[j]))
+            span = float(state.start[r, j]), float(state.finish[r, j])
+            done.append(
+                HubRound(state.seeds[r], j, int(seen[j]), *span, busy, tuple(stale.tolist()))
+            )
+        return done
+
+    def _start(self, state: AsyncState, task: TieredTask, begin: list[tuple[int, int]]) -> None:
+        """Steps 1 and 2 for some ``(run, hub)``: their result is known now, published later."""
+        silos, lasts = [], np.zeros(state.finish.shape)
+        for r, j in begin:
+            count, seed = int(state.rounds[r, j]), state.seeds[r]
+            ids = draw_ids((seed,), count, len(task.y), self.batch_size)
+            silo = Cohort.of(task, j, ids, state.x[r : r + 1])
+            silo.foreign = look_up(task, j, ids[0], state.x[r : r + 1])
+            silos.append(silo)
+            lasts[r, j] = self.busy(task, seed, j, count)
+            state.read[r, j] = state.rounds[r]
+        descend(TDCD(self.lr, self.local_steps), task, silos)
+        for (r, j), silo in zip(begin, silos, strict=True):
+            state.pending[r, task.columns[j]] = silo.mean()[0]
+            state.start[r, j] = state.clocks[r]
+            state.finish[r, j] = state.clocks[r] + (lasts[r].max() if self.wait else lasts[r, j])
+
+
+def _queue(times: np.ndarray) -> EventQueue:
+    """Return the events of one run: hub ``j`` finishes at ``times[j]``."""
+    queue = EventQueue()
+    for j, time in enumerate(times):
+        queue.push(time, j)
+    return queue
+
+
+@torch.no_grad()
+def look_up(task: TieredTask, j: int, ids: Tensor, x: Tensor) -> Tensor:
+    """Return rows of the foreign tables, ``Σ_{l≠j} Φ_l[ids]``, as published in ``x[1, P]``.
+
+    Parameters
+    ----------
+    task
+        The silos.
+    j
+        The hub that reads.
+    ids
+        ``[B]`` row numbers.
+    x
+        One run's published blocks ``[1, P]``.
+
+    Returns
+    -------
+    Tensor
+        ``[B, E]``; zeros when there is no other silo.
+    """
+    ids = ids.to(x.device)
+    total = x.new_zeros(len(ids), task.widths[j])
+    for l, (model, block) in enumerate(zip(task.models, task.columns, strict=True)):
+        if l != j:
+            total += model.apply(x[:, block], task.x[l][ids].unsqueeze(0))[0]
+    return total

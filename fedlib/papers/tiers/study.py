@@ -1,0 +1,206 @@
+"""The tiers chapter's studies: TDCD on data split both ways, over rates and local steps."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import torch
+from tqdm.auto import tqdm
+
+from fedlib import datasets
+from fedlib.datasets import partition
+from fedlib.engine import models
+from fedlib.engine.rng import stream
+from fedlib.engine.simulation import simulate
+from fedlib.errors import unknown
+from fedlib.papers.job import Job, Outcome, Settings, checkpoint_file
+from fedlib.papers.tiers import theory
+from fedlib.papers.tiers.algorithm import TDCD
+from fedlib.papers.tiers.asynchronous import AsyncTDCD, HubRound
+from fedlib.papers.tiers.task import TieredTask
+from fedlib.population.delays import ShiftedExponential
+
+
+def build_task(s: Settings, seed: int, device: str = "cpu") -> tuple[TieredTask, dict[str, str]]:
+    """Load the data and split columns over the silos, rows over their clients."""
+    held = datasets.load(s["dataset"], progress=False)
+    keep = s.get("samples") or len(held.train_y)
+    cut = [_cut(s, _pooled(x, s.get("pool", 1))) for x in (held.train_x[:keep], held.test_x)]
+    rows = partition.grid(keep, [s["clients"]] * len(cut[0]), seed, s["aligned"])
+    task = TieredTask(
+        build_models(s, cut[0]), cut[0], held.train_y[:keep], rows, cut[1], held.test_y,
+        s["loss"], device,
+    )  # fmt: skip
+    return task, dict(held.hashes)
+
+
+def _pooled(x: np.ndarray, size: int) -> np.ndarray:
+    return torch.nn.functional.avg_pool2d(torch.from_numpy(x), size).numpy() if size > 1 else x
+
+
+def _cut(s: Settings, x: np.ndarray) -> list[np.ndarray]:
+    """Split features: image ``halves`` or ``quarters``, ``views``, or columns of sequences."""
+    if s["split"] == "halves":
+        return partition.halves(x)
+    if s["split"] == "quarters":
+        return partition.tiles(x, 2, 2)
+    if s["split"] == "views":
+        return partition.views(x)
+    if s["split"] == "columns":
+        blocks = partition.contiguous_features(x.shape[-1], s["silos"])
+        return [x[..., block] for block in blocks]
+    raise unknown("feature split", s["split"], ["halves", "quarters", "views", "columns"])
+
+
+def build_models(s: Settings, features: list[np.ndarray]) -> list[models.Model]:
+    """Return one model a silo; silos with features of the same shape share one object."""
+    name, *sizes = s["model"]
+    made: dict[tuple[int, ...], models.Model] = {}
+    for x in features:
+        shape = x.shape[1:]
+        if shape in made:
+            continue
+        if name == "mlp":
+            made[shape] = models.mlp(int(np.prod(shape)), *sizes)
+        elif name == "small_cnn":
+            made[shape] = models.small_cnn(shape, *sizes)
+        elif name == "lstm":
+            made[shape] = models.lstm(shape[-1], *sizes)
+        elif name == "resnet18":
+            made[shape] = models.resnet18(shape, *sizes)
+        else:
+            raise unknown("model", name, ["mlp", "small_cnn", "lstm", "resnet18"])
+    return [made[x.shape[1:]] for x in features]
+
+
+def runs_of(s: Settings) -> list[dict]:
+    """Return the runs of a sweep.
+
+    For every Q: each product ηQ of the grid, and each equal η with each number of clients.
+    """
+    runs = list(s.get("runs", []))
+    for Q in s.get("local_steps", []):
+        for product in s.get("products", []):
+            runs.append(dict(run=f"Q={Q}, ηQ={product:g}", Q=Q, lr=product / Q))
+        for K in s.get("clients_grid", []):
+            for lr in s.get("equal_lr", []):
+                runs.append(dict(run=f"Q={Q}, K={K}", Q=Q, lr=lr, clients=K))
+    return runs
+
+
+def sweep(job: Job) -> Outcome:
+    """Run TDCD for every run of the sweep, all seeds side by side.
+
+    All runs make the same number of local steps. Rows have the columns Q, lr, silos and clients
+    beside the usual ones; ``clock`` counts local steps.
+    """
+    frames, diverged, hashes = [], {}, {}
+    tasks: dict[tuple, TieredTask] = {}
+    for run in runs_of(job.settings):
+        s = {**job.settings, **run}
+        key = (s.get("silos"), s["clients"], tuple(s["model"]))
+        if key not in tasks:
+            tasks[key], hashes = build_task(s, job.seeds[0], job.device)
+        task, Q = tasks[key], s["Q"]
+        history = simulate(
+            TDCD(s["lr"], Q, s["batch_size"]),
+            task,
+            s["steps"] // Q,
+            job.seeds,
+            evaluate_every=s["evaluate_every"] // Q,
+            splits=("train", "test"),
+            limit=s["evaluate_on"],
+            name=run["run"],
+            progress=job.progress,
+            checkpoint=checkpoint_file(job, run["run"]),
+            checkpoint_every=max(1, 300 // Q),
+        )
+        columns = dict(Q=Q, lr=s["lr"], silos=task.N, clients=s["clients"])
+        frames.append(history.frame.assign(**columns))
+        diverged |= {run["run"]: history.diverged} if history.diverged else {}
+    return Outcome(pd.concat(frames, ignore_index=True), diverged, hashes)
+
+
+def latency(job: Job) -> Outcome:
+    """Tabulate the time of a local step relative to ``Q = 1``, in the paper's units."""
+    rows = []
+    for t_comm in (10.0, 100.0):
+        one = theory.round_time(t_comm=t_comm, t_comp=1.0, Q=1)
+        for Q in job.settings["local_steps"]:
+            step = theory.round_time(t_comm=t_comm, t_comp=1.0, Q=Q) / Q
+            row = dict(run=f"t_comm={t_comm:g}", seed=0, Q=Q, split="time")
+            rows += [row | dict(metric="step", value=step)]
+            rows += [row | dict(metric="gain", value=one / step)]
+    return Outcome(pd.DataFrame(rows), {}, {})
+
+
+def theorem(job: Job) -> Outcome:
+    """Compare the average squared gradient norm with Theorem 1 on logistic regression.
+
+    All constants are known: rows have norm one, so the loss is ``λ_max/4``-smooth with
+    ``λ_max`` of the mean outer product, every minibatch block gradient is 1/4-smooth at most, and
+    ``Σ_j σ_j² <= 1/B``. The step is ``η = 1/(Q √R)``, as in the paper's Remark 5.
+    """
+    s, rows, B, Q = job.settings, [], 4, job.settings["Q"]
+    rng = stream(0, "theorem")
+    x = rng.standard_normal((512, 12))
+    x /= np.linalg.norm(x, axis=1, keepdims=True)
+    blocks = partition.contiguous_features(12, 3)
+    task = TieredTask(
+        [models.linear(4)] * 3, [x[:, b] for b in blocks], rng.integers(0, 2, 512),
+        partition.grid(512, [1] * 3), loss_name="logistic",
+    )  # fmt: skip
+    L = float(np.linalg.eigvalsh(x.T @ x / 512).max()) / 4
+    for R in s["rounds_grid"]:
+        lr, squares = 1 / (Q * np.sqrt(R)), []
+        algorithm = TDCD(lr, Q, B)
+        state = algorithm.init(task, job.seeds)
+        for _ in tqdm(range(R), desc=f"R = {R}", disable=not job.progress):
+            point = state.x.detach().requires_grad_()
+            (gradient,) = torch.autograd.grad(task.loss(point).sum(), point)
+            squares.append(gradient.square().sum(1))
+            state, _ = algorithm.round(state, task)
+        measured = torch.stack(squares).mean(0)
+        bound = theory.theorem_1(
+            L=L, L_max=0.25, gap=float(np.log(2)), sigma2=1 / B, lr=lr, Q=Q, rounds=R
+        ).total
+        for seed, value in zip(job.seeds, measured.tolist(), strict=True):
+            row = dict(run="theorem", seed=seed, rounds=R, split="train")
+            rows += [row | dict(metric=m, value=v) for m, v in (
+                ("measured", value), ("bound", bound), ("ratio", measured.mean().item() / bound)
+            )]  # fmt: skip
+    return Outcome(pd.DataFrame(rows), {}, {})
+
+
+def waiting(job: Job) -> Outcome:
+    """Compare hubs that wait for each other with hubs that do not, under random delays.
+
+    Beyond the paper: its future work. Every run uses the same drawn delays; ``slow`` makes the
+    last silo's local steps that many times slower.
+    """
+    s = job.settings
+    task, hashes = build_task(s, job.seeds[0], job.device)
+    frames, staleness = [], []
+    for run in s["runs"]:
+        comm = ShiftedExponential(s["comm"] / 2, s["comm"] / 2)
+        paces = [1.0] * (task.N - 1) + [float(run["slow"])]
+        comp = tuple(ShiftedExponential(0.5 * pace, 0.5 * pace) for pace in paces)
+        algorithm = AsyncTDCD(
+            s["lr"], s["Q"], s["batch_size"], comm, comp, wait=run["wait"], tick=s["tick"]
+        )
+        kept: list[HubRound] = []
+        history = simulate(
+            algorithm, task, s["ticks"], job.seeds, evaluate_every=s["evaluate_every"],
+            splits=("train", "test"), limit=s["evaluate_on"], name=run["run"],
+            callbacks=[lambda _, metrics, kept=kept: kept.extend(metrics["hub_rounds"])],
+            progress=job.progress,
+        )  # fmt: skip
+        frames.append(history.frame)
+        for seed in job.seeds:
+            own = [hub for hub in kept if hub.seed == seed]
+            row = dict(run=run["run"], seed=seed, split="time")
+            missed = np.mean([max(hub.staleness) for hub in own])
+            idle = np.mean([hub.finish - hub.start - hub.busy for hub in own])
+            values = (("hub rounds", len(own)), ("staleness", missed), ("idle time", idle))
+            staleness += [row | dict(metric=m, value=float(v)) for m, v in values]
+    return Outcome(pd.concat([*frames, pd.DataFrame(staleness)], ignore_index=True), {}, hashes)

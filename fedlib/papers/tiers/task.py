@@ -1,0 +1,162 @@
+"""One supervised problem whose features lie in silos and whose rows lie with clients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+import torch
+from sklearn.metrics import f1_score
+from torch import Tensor
+
+from fedlib.engine.losses import LOSSES
+from fedlib.engine.models import Model
+from fedlib.engine.rng import stream
+from fedlib.errors import FedlibError, unknown
+
+
+class TieredTask:
+    """One supervised problem whose features lie in silos and whose rows lie with clients.
+
+    The prediction is the sum of the silos' embeddings, ``Σ_j h_j(θ_j; x_j)``, each ``[B, E]``.
+
+    Parameters
+    ----------
+    models
+        ``h_j``, one a silo. Silos that share one :class:`Model` object are computed together.
+    features
+        ``x_j[M, ...]``, one a silo, row ``p`` of each belonging to the same sample.
+    labels
+        ``[M]``.
+    rows
+        ``[silo][client]`` row numbers: who holds which sample. Every silo's clients together
+        hold all rows, each once; two silos may split them differently.
+    test_features, test_labels
+        The official test split, in the same silos.
+    loss_name
+        ``"cross_entropy"``, ``"logistic"`` (one output, labels 0 and 1) or ``"half_square"``.
+
+    Raises
+    ------
+    FedlibError
+        When silos disagree on the number of rows or the embedding width, or rows are missing
+        or held twice.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[Model],
+        features: Sequence[Tensor | np.ndarray],
+        labels: Tensor | np.ndarray,
+        rows: Sequence[Sequence[np.ndarray]],
+        test_features: Sequence[Tensor | np.ndarray] | None = None,
+        test_labels: Tensor | np.ndarray | None = None,
+        loss_name: str = "cross_entropy",
+        device: str = "cpu",
+    ) -> None:
+        if loss_name not in LOSSES:
+            raise unknown("loss", loss_name, LOSSES)
+        if not len(models) == len(features) == len(rows):
+            raise FedlibError(
+                f"{len(models)} models, {len(features)} feature blocks and {len(rows)} row splits: "
+                "one of each is needed for every silo."
+            )
+        self.models, self.loss_name = list(models), loss_name
+        self.x = [torch.as_tensor(x, device=device) for x in features]
+        self.y = torch.as_tensor(labels, device=device)
+        self.test_x = None
+        if test_features is not None:
+            self.test_x = [torch.as_tensor(x, device=device) for x in test_features]
+            self.test_y = torch.as_tensor(test_labels, device=device)
+        self.rows = [[np.asarray(part, dtype=np.int64) for part in silo] for silo in rows]
+        self._check()
+        stops = np.cumsum([model.size for model in self.models])
+        self.columns = [slice(int(b - m.size), int(b)) for b, m in zip(stops, models, strict=True)]
+        self.size = int(stops[-1])
+        self.K = [len(silo) for silo in self.rows]
+        self.owner = [np.empty(len(self.y), dtype=np.int64) for _ in self.rows]
+        for owner, silo in zip(self.owner, self.rows, strict=True):
+            for k, part in enumerate(silo):
+                owner[part] = k
+
+    def _check(self) -> None:
+        M = len(self.y)
+        for j, x in enumerate(self.x):
+            if len(x) != M:
+                raise FedlibError(
+                    f"Silo {j} has {len(x)} rows, the labels {M}. Silos must hold the same samples "
+                    "in the same order; join them by id first."
+                )
+            held = np.concatenate(self.rows[j]) if self.rows[j] else np.array([], dtype=int)
+            if len(held) != M or not np.array_equal(np.sort(held), np.arange(M)):
+                raise FedlibError(
+                    f"Silo {j}: its clients hold {len(np.unique(held))} of {M} rows in "
+                    f"{len(held)} places. Each row needs exactly one client in every silo."
+                )
+        if len(set(self.widths)) > 1:
+            raise FedlibError(
+                f"Embedding widths {self.widths} differ between silos. They are summed, so all "
+                "h_j need the same number of outputs."
+            )
+
+    @property
+    def N(self) -> int:
+        """Number of silos."""
+        return len(self.models)
+
+    @cached_property
+    def widths(self) -> list[int]:
+        """Embedding width E of each silo."""
+        with torch.no_grad():
+            zeros = [torch.zeros(1, m.size, dtype=x.dtype, device=x.device) for m, x in self._pairs]
+            pairs = zip(self._pairs, zeros, strict=True)
+            return [m.apply(theta, x[:1].unsqueeze(0)).shape[-1] for (m, x), theta in pairs]
+
+    @property
+    def _pairs(self) -> list[tuple[Model, Tensor]]:
+        return list(zip(self.models, self.x, strict=True))
+
+    def init(self, seeds: Sequence[int]) -> Tensor:
+        """Return one freshly initialised model a seed, ``[R, P]``."""
+        rows = [
+            torch.cat([m.init(stream(seed, "init", j)) for j, m in enumerate(self.models)], 1)
+            for seed in seeds
+        ]
+        return torch.cat(rows).to(self.x[0].device, self.x[0].dtype)
+
+    def predict(self, theta: Tensor, features: Sequence[Tensor]) -> Tensor:
+        """Return the summed embeddings ``[R, B, E]`` of whole models ``[R, P]``."""
+        parts = [
+            model.apply(theta[:, block], x.expand(len(theta), *x.shape))
+            for model, block, x in zip(self.models, self.columns, features, strict=True)
+        ]
+        return torch.stack(parts).sum(0)
+
+    def loss(self, theta: Tensor, ids: Tensor | None = None) -> Tensor:
+        """Return the mean loss of whole models on some rows (default all), ``[R]``."""
+        ids = torch.arange(len(self.y)) if ids is None else ids
+        out = self.predict(theta, [x[ids] for x in self.x])
+        y = self.y[ids].expand(len(theta), -1)
+        return LOSSES[self.loss_name](out, y).mean(1)
+
+    @torch.no_grad()
+    def evaluate(
+        self, theta: Tensor, split: str = "train", limit: int | None = None
+    ) -> dict[str, Tensor]:
+        """Return loss, accuracy and, for logistic loss, F1 of whole models, each ``[R]``."""
+        if split not in ("train", "test"):
+            raise unknown("split", split, ["train", "test"])
+        features, y = (self.x, self.y) if split == "train" else (self.test_x, self.test_y)
+        keep = torch.linspace(0, len(y) - 1, min(limit or len(y), len(y))).long()
+        outs = [self.predict(theta, [x[part] for x in features]) for part in keep.split(1000)]
+        out, y = torch.cat(outs, 1), y[keep].expand(len(theta), -1)
+        values = {"loss": LOSSES[self.loss_name](out, y).double().mean(1).cpu()}
+        if self.loss_name == "half_square":
+            return values
+        guess = (out.squeeze(-1) > 0).long() if self.loss_name == "logistic" else out.argmax(-1)
+        values["accuracy"] = (guess == y).double().mean(1).cpu()
+        if self.loss_name == "logistic":
+            pairs = zip(y.cpu(), guess.cpu(), strict=True)
+            values["f1"] = torch.tensor([f1_score(*p, zero_division=0) for p in pairs])
+        return values

@@ -1,0 +1,351 @@
+"""Who takes part in a round, and with what weight.
+
+A participation process gives weights ``q[t, n]``, non-negative, summing to one in every round.
+They depend on the seed and the round alone, never on the model. Its influence on convergence
+is measured by how far the average weights over an interval are from ``1/N``.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedlib.engine.rng import stream
+from fedlib.errors import FedlibError
+
+Draw = tuple[np.ndarray, np.ndarray]  # clients [S], weights [S]
+
+
+def equal(clients: np.ndarray) -> Draw:
+    """Give all drawn clients the same weight."""
+    return clients, np.full(len(clients), 1 / len(clients))
+
+
+@dataclass(frozen=True)
+class Participation:
+    """Base class. A process defines ``draw(seed, t)``; the rest follows.
+
+    Parameters
+    ----------
+    N
+        Number of clients.
+    """
+
+    N: int
+
+    def draw(self, seed: int, t: int) -> Draw:
+        """Return the clients of round ``t`` and their weights; a client may appear twice."""
+        raise NotImplementedError
+
+    def cohort(self, seeds: Sequence[int], t: int) -> tuple[Tensor, Tensor]:
+        """Return clients ``[R, S]`` and weights ``[R, S]`` of round ``t``, one row a seed.
+
+        Where runs draw different numbers of clients, short rows are padded with weight zero.
+        """
+        draws = [self.draw(int(seed), t) for seed in seeds]
+        width = max(len(clients) for clients, _ in draws)
+        clients = np.zeros((len(draws), width), dtype=np.int64)
+        q = np.zeros((len(draws), width))
+        for r, (chosen, weight) in enumerate(draws):
+            clients[r, : len(chosen)], q[r, : len(chosen)] = chosen, weight
+        return torch.from_numpy(clients), torch.from_numpy(q)
+
+    def weights(self, seed: int, start: int, stop: int) -> np.ndarray:
+        """Return the dense weights ``q[t, n]`` of rounds ``start..stop-1``."""
+        q = np.zeros((stop - start, self.N))
+        for row, t in zip(q, range(start, stop), strict=True):
+            np.add.at(row, *self.draw(seed, t))
+        return q
+
+    def interval_means(self, seed: int, P: int, intervals: int, start: int = 0) -> np.ndarray:
+        """Return q-bar over consecutive intervals of ``P`` rounds, ``[intervals, N]``."""
+        q = self.weights(seed, start, start + P * intervals)
+        return q.reshape(intervals, P, self.N).mean(1)
+
+    def rho2(self, seed: int, rounds: int, start: int = 0) -> float:
+        """Return the largest ``Σ_n q²`` over ``rounds`` rounds; 1/ρ² is the speed-up."""
+        return float((self.weights(seed, start, start + rounds) ** 2).sum(1).max())
+
+    def factor(self, seed: int, P: int, rounds: int, start: int = 0) -> float:
+        """Return the mean of ``(Σ_n |q̄_n - 1/N|)²`` over the intervals of ``P`` rounds.
+
+        Times d² this bounds δ̃²(P), the participation term of Theorem 3.1 (our sharper form of
+        the paper's eq. 15).
+        """
+        means = self.interval_means(seed, P, max(1, rounds // P), start)
+        return float((np.abs(means - 1 / self.N).sum(1) ** 2).mean())
+
+
+@dataclass(frozen=True)
+class _Some(Participation):
+    """``S`` clients of ``N`` a round."""
+
+    S: int = 1
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.S <= self.N:
+            raise FedlibError(f"S must be between 1 and N={self.N}; got {self.S}.")
+
+
+@dataclass(frozen=True)
+class Full(Participation):
+    """Everybody, always, with weight 1/N."""
+
+    def draw(self, seed: int, t: int) -> Draw:
+        """Return all clients."""
+        return equal(np.arange(self.N))
+
+
+@dataclass(frozen=True)
+class Independent(_Some):
+    """``S`` clients without replacement, afresh each round."""
+
+    def draw(self, seed: int, t: int) -> Draw:
+        """Return a uniform subset."""
+        return equal(stream(seed, "participation", t).choice(self.N, self.S, replace=False))
+
+
+@dataclass(frozen=True)
+class Regularized(_Some):
+    """Walk through a random permutation ``S`` at a time; reshuffle after ``N/S`` rounds.
+
+    Every interval of a multiple of ``N/S`` rounds that starts with a permutation has
+    q̄ = 1/N for every client, so δ̃(P) = 0 (Proposition 4.2).
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.N % self.S:
+            raise FedlibError(f"N must be a multiple of S; got N={self.N}, S={self.S}.")
+
+    def draw(self, seed: int, t: int) -> Draw:
+        """Return the next ``S`` clients of the current permutation."""
+        number, k = divmod(t, self.N // self.S)
+        order = _permutation(seed, number, self.N)
+        return equal(order[k * self.S : (k + 1) * self.S])
+
+
+@dataclass(frozen=True)
+class Cyclic(Participation):
+    """One client a round, in turn."""
+
+    def draw(self, seed: int, t: int) -> Draw:
+        """Return client ``t mod N``."""
+        return equal(np.array([t % self.N]))
+
+
+@dataclass(frozen=True)
+class _Windows(_Some):
+    """Groups of clients that are available in turn, ``window`` rounds each."""
+
+    groups: int = 5
+    window: int = 100
+    offset: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.N % self.groups or self.S > self.N // self.groups:
+            raise FedlibError(
+                f"{self.groups} groups of N={self.N} clients must be equal and hold S={self.S}."
+            )
+
+    def shift(self, seed: int) -> int:
+        """Return the offset of a run: how many rounds its first window is cut short."""
+        if self.offset is not None:
+            return self.offset
+        return int(self.window * stream(seed, "participation offset").random())
+
+    def available(self, seed: int, t: int) -> np.ndarray:
+        """Return the clients of the group whose window contains round ``t``."""
+        group = (t + self.shift(seed)) // self.window % self.groups
+        size = self.N // self.groups
+        return np.arange(group * size, (group + 1) * size)
+
+
+@dataclass(frozen=True)
+class Periodic(_Windows):
+    """Periodic availability, ideal: permutations of the available group, aligned to windows.
+
+    When ``window`` is a multiple of the group size over ``S``, each available client takes
+    part equally often in a window, and δ over any whole cycle is zero.
+    """
+
+    def draw(self, seed: int, t: int) -> Draw:
+        """Return the next ``S`` clients of the available group's permutation."""
+        group = self.available(seed, t)
+        passes = len(group) // self.S
+        window, k = divmod(t + self.shift(seed), self.window)
+        number, k = divmod(k, passes)
+        order = _permutation(seed, window * (self.window + 1) + number, len(group))
+        return equal(group[order[k * self.S : (k + 1) * self.S]])
+
+
+class _Sequential(Participation):
+    """A process with memory: rounds are generated in order and kept."""
+
+    def start(self, seed: int) -> object:
+        """Return the state before round 0."""
+        raise NotImplementedError
+
+    def step(self, state: object, seed: int, t: int) -> Draw:
+        """Draw round ``t`` and move the state on, in place."""
+        raise NotImplementedError
+
+    def draw(self, seed: int, t: int) -> Draw:
+        """Return round ``t``, generating all rounds before it the first time."""
+        state, rounds = _memory(self, seed)
+        try:
+            while len(rounds) <= t:
+                rounds.append(self.step(state, seed, len(rounds)))
+        except BaseException:  # stopped in the middle of a step: the kept state is not to be used
+            _memory.cache_clear()
+            raise
+        return rounds[t]
+
+
+@functools.lru_cache(maxsize=256)
+def _memory(process: _Sequential, seed: int) -> tuple[object, list[Draw]]:
+    return process.start(seed), []
+
+
+@functools.lru_cache(maxsize=4096)
+def _permutation(seed: int, number: int, size: int) -> np.ndarray:
+    return stream(seed, "participation", number).permutation(size)
+
+
+@dataclass(frozen=True)
+class PeriodicSampler(_Windows, _Sequential):
+    """Periodic availability exactly as the participation paper's official code samples it.
+
+    One permutation of *all* clients is consumed from its end. Clients that are not available
+    are skipped and lost until the next permutation; a round may straddle two permutations, so
+    a client may be drawn twice and then counts twice. With ``groups=1`` everybody is always
+    available.
+    """
+
+    def start(self, seed: int) -> dict:
+        """Begin with an empty permutation."""
+        return {"order": [], "number": 0}
+
+    def step(self, state: dict, seed: int, t: int) -> Draw:
+        """Take the next ``S`` available clients off the permutation."""
+        group = self.available(seed, t)
+        low, high = group[0], group[-1]
+        chosen: list[int] = []
+        while len(chosen) < self.S:
+            if not state["order"]:
+                rng = stream(seed, "participation", state["number"])
+                state["order"] = rng.permutation(self.N).tolist()
+                state["number"] += 1
+            n = state["order"].pop()
+            if low <= n <= high:
+                chosen.append(n)
+        return equal(np.array(chosen))
+
+
+@dataclass(frozen=True)
+class Markov(_Sequential):
+    """Independent two-state chains, one a client; those that are on share the weight.
+
+    Our construction for the paper's strongly mixing case. The chains start in their
+    stationary law, on with probability ``on / (on + off)``. Everybody takes part when nobody
+    is on, which keeps E q = 1/N.
+
+    Parameters
+    ----------
+    on
+        Probability off → on in a round.
+    off
+        Probability on → off in a round.
+    cap
+        At most this many clients a round, chosen uniformly among those that are on.
+    """
+
+    on: float = 0.1
+    off: float = 0.1
+    cap: int | None = None
+
+    def __post_init__(self) -> None:
+        if not (0 < self.on <= 1 and 0 < self.off <= 1):
+            raise FedlibError(f"on and off must lie in (0, 1]; got {self.on} and {self.off}.")
+
+    def start(self, seed: int) -> dict:
+        """Draw the stationary start."""
+        uniform = stream(seed, "participation start").random(self.N)
+        return {"on": uniform < self.on / (self.on + self.off)}
+
+    def step(self, state: dict, seed: int, t: int) -> Draw:
+        """Let those that are on take part, then move every chain."""
+        rng = stream(seed, "participation", t)
+        chosen = np.flatnonzero(state["on"])
+        if len(chosen) == 0:
+            chosen = np.arange(self.N)
+        if self.cap is not None and len(chosen) > self.cap:
+            chosen = rng.choice(chosen, self.cap, replace=False)
+        flip = rng.random(self.N)
+        state["on"] = np.where(state["on"], flip >= self.off, flip < self.on)
+        return equal(chosen)
+
+
+@dataclass(frozen=True)
+class Drift(_Some):
+    """Ergodic slow phase drift: a window of ``S`` neighbours that moves round the clients.
+
+    The window starts at a random client and moves by a step of 0 to ``2 speed`` clients a
+    round, uniformly. Its long-run average is uniform, so δ̃²(P) → 0 as P grows.
+    """
+
+    speed: int = 1
+
+    def draw(self, seed: int, t: int) -> Draw:
+        """Return the ``S`` clients under the window."""
+        position = _drift(seed, self.N, self.speed, t // 1024)[t % 1024]
+        return equal((position + np.arange(self.S)) % self.N)
+
+
+@functools.lru_cache(maxsize=4096)
+def _drift(seed: int, clients: int, speed: int, block: int) -> np.ndarray:
+    steps = stream(seed, "participation", block).integers(0, 2 * speed + 1, size=1024)
+    if block:
+        start = _drift(seed, clients, speed, block - 1)[-1]
+    else:
+        start = stream(seed, "participation start").integers(clients)
+    return start + np.cumsum(steps)
+
+
+class Trace(Participation):
+    """Replay recorded weights ``[T, N]``, again from the start after ``T`` rounds."""
+
+    def __init__(self, recorded: np.ndarray) -> None:
+        recorded = np.asarray(recorded, dtype=float)
+        sums = recorded.sum(1) if recorded.ndim == 2 else np.zeros(1)
+        if recorded.ndim != 2 or recorded.min() < 0 or not np.allclose(sums, 1):
+            raise FedlibError(
+                "A trace needs weights [T, N], non-negative, each row summing to one; "
+                f"got shape {recorded.shape} with row sums {sums.min():.3g} to {sums.max():.3g}."
+            )
+        super().__init__(recorded.shape[1])
+        object.__setattr__(self, "recorded", recorded)
+
+    def draw(self, seed: int, t: int) -> Draw:
+        """Return the clients with positive weight in recorded round ``t mod T``."""
+        row = self.recorded[t % len(self.recorded)]
+        clients = np.flatnonzero(row)
+        return clients, row[clients]
+
+
+PROCESSES = {
+    "full": Full,
+    "independent": Independent,
+    "regularized": Regularized,
+    "periodic": Periodic,
+    "periodic-sampler": PeriodicSampler,
+    "cyclic": Cyclic,
+    "markov": Markov,
+    "drift": Drift,
+}

@@ -1,0 +1,1 @@
+"""Figures, interactive or still, and what every reproduce notebook prints."""

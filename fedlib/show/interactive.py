@@ -1,0 +1,570 @@
+"""A figure with controls that needs no kernel and no network.
+
+Every state is computed beforehand and travels as rounded numbers inside the figure; some forty
+lines of JavaScript only pick one and draw it. The first state is drawn here, in Python, so the
+figure is complete on paper and where scripts do not run. Nothing of Jupyter is imported.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import html
+import itertools
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from matplotlib import ticker
+
+from fedlib.errors import FedlibError
+from fedlib.show import plotting
+from fedlib.show.plotting import Style
+
+Pairs = Sequence[Sequence[float]] | np.ndarray
+
+WIDTH, LEFT, RIGHT, TOP, BOTTOM = 480, 78, 22, 8, 58  # user units of the drawing
+INNER = WIDTH - LEFT - RIGHT
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What the figure shows at one setting of its controls.
+
+    Attributes
+    ----------
+    lines
+        Name to points ``[K, 2]`` (x, y), joined by a line; NaN breaks it.
+    points
+        Name to points ``[K, 2]``, markers only.
+    strip
+        A heat strip ``[rows, columns]`` of values that are not negative, or nothing.
+    cuts
+        Columns of the strip at which a thin vertical rule stands.
+    readouts
+        Name to a number or a short text, shown below and read out after every change.
+    """
+
+    lines: Mapping[str, Pairs] = field(default_factory=dict)
+    points: Mapping[str, Pairs] = field(default_factory=dict)
+    strip: np.ndarray | Sequence[Sequence[float]] | None = None
+    cuts: Sequence[float] = ()
+    readouts: Mapping[str, float | str] = field(default_factory=dict)
+
+
+@dataclass
+class Explorer:
+    """A figure of precomputed frames, one for every combination of its controls.
+
+    A control with three or more numbers is a slider, any other one a list to choose from. Put an
+    explorer on the last line of a notebook cell to show it.
+
+    Attributes
+    ----------
+    title
+        One line above the figure.
+    controls
+        Label of a control (with its unit) to its values.
+    frames
+        A mapping from tuples of values, in the order of the controls, to frames, or a function
+        of those values that returns one.
+    xlabel, ylabel
+        Axis names with units.
+    xlim, ylim
+        Fixed limits; what lies outside is cut off. Taken from all frames by default.
+    xlog, ylog
+        Logarithmic axes.
+    equal
+        Same scale on both axes; the limits are widened as needed.
+    styles
+        Name of a line or of points to its :class:`~fedlib.show.plotting.Style`; the registry of
+        :func:`fedlib.show.plotting.style` by default.
+    rows, strip_label
+        Names of the rows of the heat strip, and the name of its horizontal axis.
+    start
+        The values shown first; the first of each control by default.
+    description
+        What is drawn, in a sentence, for readers who do not see it.
+
+    Raises
+    ------
+    FedlibError
+        If a control has no value, if a frame is missing, or if frames differ in their readouts
+        or in the shape of their strip.
+    """
+
+    title: str
+    controls: Mapping[str, Sequence]
+    frames: Mapping[tuple, Frame] | Callable[..., Frame]
+    xlabel: str = ""
+    ylabel: str = ""
+    xlim: tuple[float, float] | None = None
+    ylim: tuple[float, float] | None = None
+    xlog: bool = False
+    ylog: bool = False
+    equal: bool = False
+    styles: Mapping[str, Style] = field(default_factory=dict)
+    rows: Sequence[str] = ()
+    strip_label: str = "round"
+    start: tuple | None = None
+    description: str = ""
+
+    def __post_init__(self) -> None:
+        self._states = _states(self.controls, self.frames)
+        keys, frames = list(self._states), list(self._states.values())
+        self.start = keys[0] if self.start is None else tuple(self.start)
+        if self.start not in self._states:
+            raise FedlibError(f"start={self.start} is no combination of the controls' values.")
+        _same("readouts", [list(f.readouts) for f in frames])
+        _same("shape of the strip", [np.shape(f.strip) for f in frames if f.strip is not None])
+        kinds = {n: True for f in frames for n in f.lines}
+        kinds |= {n: False for f in frames for n in f.points}
+        self._series = [
+            (n, line, self.styles.get(n) or plotting.style(n)) for n, line in kinds.items()
+        ]
+        clouds = [c for f in frames for c in (*f.lines.values(), *f.points.values())]
+        cloud = np.concatenate([np.asarray(c, float).reshape(-1, 2) for c in [[], *clouds]])
+        xlim = _limits(cloud[:, 0], self.xlim, self.xlog)
+        ylim = _limits(cloud[:, 1], self.ylim, self.ylog)
+        self._height = 372 if self.equal else 250
+        if self.equal:
+            xlim, ylim = _equal(xlim, ylim, INNER, self._height)
+        self._x = _scale(xlim, self.xlog, 0, INNER)
+        self._y = _scale(ylim, self.ylog, self._height, 0)
+        self._span = (xlim, ylim)
+        self._data = self._pack(frames)
+        text = json.dumps([self.title, list(self.controls), self._data], sort_keys=True)
+        self.id = "fedx-" + hashlib.sha256(text.encode()).hexdigest()[:8]
+
+    # --- data -------------------------------------------------------------------------------
+
+    def _pack(self, frames: list[Frame]) -> dict:
+        """Everything the script needs; arrays that return are stored once."""
+        pool: dict[str, int] = {}
+        top = max((float(np.max(f.strip)) for f in frames if f.strip is not None), default=0.0)
+        self._top = top
+
+        def store(value: list) -> int:
+            return pool.setdefault(json.dumps(value), len(pool))
+
+        packed = []
+        for f in frames:
+            both = {**f.lines, **f.points}
+            index = [store(self._flat(both.get(name, []))) for name, *_ in self._series]
+            strip = store([] if f.strip is None else _digits(np.asarray(f.strip, float), top))
+            texts = [_text(v) for v in f.readouts.values()]
+            packed.append([index, strip, store([_short(c) for c in f.cuts]), texts])
+        return {
+            "n": [len(v) for v in self.controls.values()],
+            "t": [[_value(v) for v in values] for values in self.controls.values()],
+            "x": self._x,
+            "y": self._y,
+            "m": [[int(line), _mark(s)] for _, line, s in self._series],
+            "v": [json.loads(text) for text in pool],
+            "f": packed,
+        }
+
+    def _flat(self, points: Pairs) -> list:
+        """Points as x, y, x, y, ...; rounded far below what the eye can see."""
+        flat = []
+        for pair in np.asarray(points, float).reshape(-1, 2):
+            for v, (low, high), log in zip(pair, self._span, (self.xlog, self.ylog), strict=True):
+                if not math.isfinite(v) or (log and v <= 0):
+                    flat.append(None)
+                elif log:
+                    flat.append(_short(float(f"{v:.4g}")))
+                else:
+                    flat.append(_short(round(float(v), 4 - math.floor(math.log10(high - low)))))
+        return flat
+
+    def drawing(self, *values: object) -> list[str]:
+        """The SVG paths at one setting: line and markers of each series, strip levels, cuts."""
+        index, strip, cuts, _ = self._data["f"][list(self._states).index(values)]
+        pool, paths = self._data["v"], []
+        for (line, mark), i in zip(self._data["m"], index, strict=True):
+            paths += [_trace(pool[i], self._x, self._y) if line else ""]
+            paths += [_trace(pool[i], self._x, self._y, mark) if mark else ""]
+        if self._top:
+            paths += _runs(pool[strip])
+            paths += ["".join(f"M{c} 0v{len(pool[strip])}" for c in pool[cuts])]
+        return paths
+
+    # --- text -------------------------------------------------------------------------------
+
+    def __repr__(self) -> str:
+        """The first state in words: what a page without graphics shows."""
+        frame = self._states[self.start]
+        said = "; ".join(f"{k}: {_text(v)}" for k, v in frame.readouts.items())
+        return f"{self.title}. {self._setting()}. {said}"
+
+    def _setting(self) -> str:
+        pairs = zip(self.controls, self.start, strict=True)
+        return ", ".join(f"{name} = {_value(v)}" for name, v in pairs)
+
+    def _repr_html_(self) -> str:
+        """The figure as one piece of HTML that looks after itself."""
+        data = json.dumps(self._data, separators=(",", ":"), ensure_ascii=False)
+        data = data.replace("<", "\\u003c")  # so that no text can close the script element
+        return "".join(
+            [
+                f'<div class="fedx mathjax_ignore tex2jax_ignore" id="{self.id}" role="group" ',
+                f'aria-labelledby="{self.id}-t"><style>{_squeeze(CSS)}</style>',
+                f'<p class="fedx-t" id="{self.id}-t">{html.escape(self.title)}</p>',
+                self._controls(),
+                self._svg(),
+                self._legend(),
+                self._readouts(),
+                f"<noscript><p>Shown: {html.escape(self._setting())}. ",
+                "The other settings need JavaScript.</p></noscript>",
+                f'<script type="application/json">{data}</script>',
+                f"<script>{_squeeze(SCRIPT).replace('#ID', '#' + self.id)}</script></div>",
+            ]
+        )
+
+    def _controls(self) -> str:
+        out = ['<div class="fedx-c" hidden>']
+        for k, (name, values) in enumerate(self.controls.items()):
+            ref, at = f"{self.id}-{k}", list(values).index(self.start[k])
+            out.append(f'<div><label for="{ref}">{html.escape(name)}</label>')
+            if len(values) > 2 and all(isinstance(v, (int, float)) for v in values):
+                out.append(
+                    f'<input type="range" id="{ref}" min="0" max="{len(values) - 1}" value="{at}" '
+                    f'autocomplete="off"><output for="{ref}">{_value(values[at])}</output></div>'
+                )
+                continue
+            options = (
+                f'<option value="{i}"{" selected" * (i == at)}>{html.escape(_value(v))}</option>'
+                for i, v in enumerate(values)
+            )
+            out.append(f'<select id="{ref}" autocomplete="off">{"".join(options)}</select></div>')
+        return "".join(out) + "</div>"
+
+    def _readouts(self) -> str:
+        pairs = "".join(
+            f"<div><dt>{html.escape(k)}</dt><dd>{html.escape(_text(v))}</dd></div>"
+            for k, v in self._states[self.start].readouts.items()
+        )
+        return f'<div role="status" aria-live="polite" aria-atomic="true"><dl>{pairs}</dl></div>'
+
+    # --- drawing ----------------------------------------------------------------------------
+
+    def _svg(self) -> str:
+        paths = self.drawing(*self.start)
+        parts, y = [], TOP
+        if self._top:
+            strip, deep = self._strip(paths[2 * len(self._series) :], y)
+            parts, y = [strip], y + deep
+        if self._series:
+            parts.append(self._panel(paths, y))
+            y += self._height + BOTTOM
+        said = self.description or f"{self.title}: {self.ylabel} against {self.xlabel}"
+        size = f'viewBox="0 0 {WIDTH} {y}" role="img" aria-label="{html.escape(said)}"'
+        return f"<svg {size}>{''.join(parts)}</svg>"
+
+    def _panel(self, paths: list[str], y: float) -> str:
+        """Axes, ticks and the traces, cut at the border."""
+        high, (xlim, ylim) = self._height, self._span
+        out = [f'<g transform="translate({LEFT} {y})">']
+        grid = ""
+        for v in _ticks(xlim, self.xlog):
+            at = _place(self._x, v)
+            grid += f"M{at} 0v{high}"
+            out.append(_label(at, high + 21, _tick(v, self.xlog)))
+        for v in _ticks(ylim, self.ylog):
+            at = _place(self._y, v)
+            grid += f"M0 {at}h{INNER}"
+            out.append(_label(-6, at, _tick(v, self.ylog), "y"))
+        out.append(f'<path class="fedx-g" d="{grid}"/>')
+        out.append(f'<path class="fedx-a" d="M0 0V{high}H{INNER}"/>')
+        out.append(f'<svg class="fedx-p" width="{INNER}" height="{high}" overflow="hidden">')
+        for k, (_, _, s) in enumerate(self._series):
+            ink = _ink(s)
+            out.append(f'<path class="fedx-l"{ink} d="{paths[2 * k]}"/>')
+            out.append(f'<path class="fedx-m" fill="{s.color}" d="{paths[2 * k + 1]}"/>')
+        return "".join(out) + "</svg>" + self._names(high, self.xlabel, self.ylabel) + "</g>"
+
+    def _strip(self, paths: list[str], y: float) -> tuple[str, float]:
+        """The heat strip with its row names and its axis; also its depth."""
+        rows, columns = np.shape(self._states[self.start].strip)
+        high = min(22 * rows, 170)
+        scale, out = (0.0, INNER / columns, 0), [f'<g transform="translate({LEFT} {y})">']
+        skip = math.ceil(rows / 8)
+        for k in range(0, rows, skip):
+            name = str(self.rows[k] if k < len(self.rows) else k)
+            out.append(_label(-6, round((k + 0.5) * high / rows, 1), name, "y"))
+        for v in _ticks((0, columns), False):
+            at = _place(scale, v)
+            out.append(f'<path class="fedx-a" d="M{at} {high}v4"/>')
+            out.append(_label(at, high + 21, _tick(v, False)))
+        out.append(
+            f'<svg width="{INNER}" height="{high}" viewBox="0 0 {columns} {rows}" '
+            'preserveAspectRatio="none">'
+        )
+        for k, d in enumerate(paths[:-1], 1):
+            out.append(f'<path class="fedx-h" fill-opacity="{k / 9:.2f}" d="{d}"/>')
+        out.append(f'<path class="fedx-k" d="{paths[-1]}"/></svg>')
+        out.append(f'<path class="fedx-a" d="M0 0V{high}H{INNER}"/>')
+        return "".join(out) + self._names(high, self.strip_label, "") + "</g>", high + BOTTOM + 4
+
+    def _names(self, high: float, xlabel: str, ylabel: str) -> str:
+        turned = f'<g transform="translate({16 - LEFT} {high / 2:g})rotate(-90)">'
+        across = _label(INNER // 2, high + 45, xlabel)
+        return across + (turned + _label(0, 0, ylabel) + "</g>" if ylabel else "")
+
+    def _legend(self) -> str:
+        out = []
+        for _, line, s in self._series:
+            ink = _ink(s)
+            rule = f'<path class="fedx-l"{ink} d="M1 9H33"/>' if line else ""
+            mark = f'<path fill="{s.color}" d="M17 9{_mark(s)}"/>'
+            out.append(f"{KEY}{rule}{mark}</svg>{html.escape(s.label)}</span>")
+        if self._top:
+            box = '<path class="fedx-h" d="M1 3h32v12H1z"/>'
+            out.append(f"{KEY}{box}</svg>darkest cell: {_text(self._top)}</span>")
+        return f'<p class="fedx-e">{"".join(out)}</p>'
+
+
+# --- helpers --------------------------------------------------------------------------------
+
+
+def _states(controls: Mapping[str, Sequence], frames: Mapping | Callable) -> dict[tuple, Frame]:
+    """Every combination of values with its frame, the last control fastest."""
+    for name, values in controls.items():
+        if not len(values):
+            raise FedlibError(f"The control '{name}' has no values; give at least one.")
+    keys = list(itertools.product(*controls.values()))
+    if callable(frames):
+        return {key: frames(*key) for key in keys}
+    missing = [key for key in keys if key not in frames]
+    if missing:
+        raise FedlibError(
+            f"{len(missing)} of {len(keys)} frames are missing, first {missing[0]}. Give one for "
+            "every combination of the controls' values, in their order."
+        )
+    return {key: frames[key] for key in keys}
+
+
+def _same(what: str, seen: list) -> None:
+    for other in seen[1:]:
+        if other != seen[0]:
+            raise FedlibError(f"All frames need the same {what}; found {seen[0]} and {other}.")
+
+
+def _limits(values: np.ndarray, given: tuple | None, log: bool) -> tuple[float, float]:
+    """The given limits, or those of the data with a little air."""
+    if given is not None:
+        return float(given[0]), float(given[1])
+    values = values[np.isfinite(values) & ((values > 0) | (not log))]
+    if not len(values):
+        return (1.0, 10.0) if log else (0.0, 1.0)
+    low, high = (float(f(np.log10(values) if log else values)) for f in (np.min, np.max))
+    air = 0.05 * (high - low) or 0.5
+    low, high = low - air, high + air
+    return (10**low, 10**high) if log else (low, high)
+
+
+def _equal(xlim: tuple, ylim: tuple, wide: float, high: float) -> tuple[tuple, tuple]:
+    """Widen one pair of limits until a unit is as long on both axes."""
+    unit = max((xlim[1] - xlim[0]) / wide, (ylim[1] - ylim[0]) / high)
+    middle = [(sum(xlim) / 2, unit * wide / 2), (sum(ylim) / 2, unit * high / 2)]
+    return tuple((m - half, m + half) for m, half in middle)
+
+
+def _scale(limits: tuple[float, float], log: bool, start: float, stop: float) -> tuple:
+    """Offset, factor and kind of a map from data to user units."""
+    low, high = np.log10(limits) if log else limits
+    factor = (stop - start) / (high - low)
+    return float(f"{start - factor * low:.7g}"), float(f"{factor:.7g}"), int(log)
+
+
+def _place(scale: tuple, v: float) -> str:
+    offset, factor, log = scale
+    at = offset + factor * (math.log10(v) if log else v)
+    return f"{max(-9000.0, min(9000.0, at)):.1f}"
+
+
+def _trace(flat: list, x: tuple, y: tuple, mark: str = "") -> str:
+    """A path through the points, or, with a mark, some two dozen marks along them."""
+    out, on = [], False
+    step = 2 * math.ceil(len(flat) / 48) if mark else 2
+    for i in range(0, len(flat), max(step, 2)):
+        if flat[i] is None or flat[i + 1] is None:
+            on = False
+            continue
+        pen = "M" if mark or not on else "L"
+        out.append(f"{pen}{_place(x, flat[i])} {_place(y, flat[i + 1])}{mark}")
+        on = True
+    return "".join(out)
+
+
+def _digits(strip: np.ndarray, top: float) -> list[str]:
+    """A strip as rows of digits, 0 for nothing and 9 for the largest value of all frames."""
+    levels = np.ceil(9 * np.clip(strip, 0, None) / (top or 1.0) - 1e-9).astype(int)
+    return ["".join(map(str, row)) for row in levels]
+
+
+def _runs(rows: list[str]) -> list[str]:
+    """One path for each level from 1 to 9: the runs of equal cells."""
+    paths = [""] * 10
+    for j, row in enumerate(rows):
+        at = 0
+        for digit, cells in itertools.groupby(row):
+            long = len(list(cells))
+            paths[int(digit)] += f"M{at} {j}.1h{long}v.8h-{long}z"
+            at += long
+    return paths[1:]
+
+
+def _ticks(limits: tuple[float, float], log: bool) -> list[float]:
+    low, high = limits
+    if log and math.log10(high / low) > 1:
+        powers = range(math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9) + 1)
+        return [10.0**p for p in powers][:: math.ceil(len(powers) / 6)]
+    slack = 1e-9 * (high - low)
+    found = ticker.MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high)
+    return [float(v) for v in found if low - slack <= v <= high + slack]
+
+
+def _tick(v: float, log: bool) -> str:
+    if log and not 0.01 <= v <= 1000:
+        return _power(round(math.log10(v)))
+    return _value(0.0 if abs(v) < 1e-12 else v)
+
+
+def _value(v: object) -> str:
+    """A control's value or a tick in words."""
+    return f"{v:g}".replace("-", "−") if isinstance(v, (int, float)) else str(v)
+
+
+def _text(v: object) -> str:
+    """A readout in words: three significant figures."""
+    if isinstance(v, (bool, str)) or not isinstance(v, (int, float, np.number)):
+        return str(v)
+    if isinstance(v, (int, np.integer)) or 1000 <= abs(v) < 1e7:
+        return f"{v:.0f}".replace("-", "−")
+    number, _, power = f"{v:.3g}".partition("e")
+    return number.replace("-", "−") + (f" · {_power(int(power))}" if power else "")
+
+
+def _power(exponent: int) -> str:
+    return "10" + str(exponent).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+
+
+def _label(x: object, y: object, text: str, side: str = "x") -> str:
+    """Text centred under a point ("x"), or to the left of it ("y")."""
+    drop = ' dy=".35em"' if side == "y" else ""
+    return f'<text class="fedx-{side}" x="{x}" y="{y}"{drop}>{html.escape(text)}</text>'
+
+
+def _ink(s: Style) -> str:
+    """Stroke attributes of a line."""
+    dash = " ".join(f"{2 * d:g}" for d in s.dashes)
+    return f' stroke="{s.color}"' + (f' stroke-dasharray="{dash}"' if dash else "")
+
+
+def _mark(s: Style) -> str:
+    return MARKS.get(s.marker, MARKS["+"])
+
+
+def _short(v: float) -> float | int:
+    return int(v) if float(v).is_integer() and abs(v) < 1e15 else float(v)
+
+
+def _squeeze(text: str) -> str:
+    return "".join(line.strip() for line in text.splitlines())
+
+
+KEY = '<span><svg width="34" height="18" aria-hidden="true">'
+
+# Marks as relative paths of about nine units, by matplotlib's codes; "ring" goes round another.
+MARKS = {
+    "": "",
+    "o": "m-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0z",
+    "s": "m-3.5-3.5h7v7h-7z",
+    "^": "m0-4.5l4.5 8h-9z",
+    "v": "m0 4.5l4.5-8h-9z",
+    "<": "m-4.5 0l8-4.5v9z",
+    ">": "m4.5 0l-8-4.5v9z",
+    "D": "m0-5l5 5l-5 5l-5-5z",
+    "d": "m0-5.5l3.2 5.5l-3.2 5.5l-3.2-5.5z",
+    "P": "m-1.5-4.5h3v3h3v3h-3v3h-3v-3h-3v-3h3z",
+    "X": "m0-2l2.6-2.6l2 2l-2.6 2.6l2.6 2.6l-2 2l-2.6-2.6l-2.6 2.6l-2-2l2.6-2.6l-2.6-2.6l2-2z",
+    "p": "m0-4.6l4.4 3.2l-1.7 5.1h-5.4l-1.7-5.1z",
+    "h": "m0-4.6l4 2.3v4.6l-4 2.3l-4-2.3v-4.6z",
+    "*": "m0-6.5l1.6 4.5h4.7l-3.8 2.9l1.4 4.7l-3.9-2.8l-3.9 2.8l1.4-4.7l-3.8-2.9h4.7z",
+    "+": "m-.8-5h1.6v4.2h4.2v1.6h-4.2v4.2h-1.6v-4.2h-4.2v-1.6h4.2z",
+    "ring": "m-8 0a8 8 0 1 0 16 0a8 8 0 1 0-16 0zm2.2 0a5.8 5.8 0 1 1 11.6 0a5.8 5.8 0 1 1-11.6 0z",
+}
+
+CSS = """
+.fedx{--ink:var(--pst-color-text-base,var(--jp-content-font-color1,currentColor));
+--rule:var(--pst-color-border,var(--jp-border-color1,#8887));
+--page:var(--pst-color-background,var(--jp-layout-color0,transparent));
+container-type:inline-size;max-width:42rem;box-sizing:border-box;padding:.9rem 1rem;
+border:1px solid var(--rule);border-radius:.5rem;
+color:var(--ink);background:var(--page);line-height:1.4}
+.fedx p{margin:0 0 .6rem}
+.fedx .fedx-t{font-weight:600}
+.fedx-c:not([hidden]){display:grid;gap:.3rem 1.2rem;margin-bottom:.7rem;
+grid-template-columns:repeat(auto-fit,minmax(min(15rem,100%),1fr))}
+.fedx-c>div{display:flex;align-items:center;gap:0 .6rem}
+.fedx-c input{flex:1 1 6rem;min-width:5rem;accent-color:#3f93cf}
+.fedx-c select{font:inherit;max-width:100%;padding:.1rem .3rem;border:1px solid var(--rule);
+border-radius:.3rem;color:inherit;background:var(--page)}
+.fedx output{min-width:2.6em;font-variant-numeric:tabular-nums}
+.fedx>svg{display:block;width:100%;height:auto}
+.fedx text{font-size:12px;fill:var(--ink)}
+.fedx-x{text-anchor:middle}
+.fedx-y{text-anchor:end}
+.fedx-l,.fedx-g,.fedx-a{fill:none}
+.fedx-g{stroke:var(--rule);stroke-width:.7}
+.fedx-a{stroke:var(--ink)}
+.fedx-l{stroke-width:2;stroke-linejoin:round;vector-effect:non-scaling-stroke}
+.fedx-m{paint-order:stroke;stroke:var(--page);stroke-width:2}
+.fedx-h{fill:#2f86c9}
+.fedx-k{stroke:var(--ink);vector-effect:non-scaling-stroke;opacity:.6}
+.fedx-e span{display:inline-flex;align-items:center;gap:.35rem;margin-right:1rem;font-size:.9em}
+.fedx dl{display:flex;flex-wrap:wrap;gap:.2rem 1.6rem;margin:0}
+.fedx dt{font-weight:400;font-size:.85em}
+.fedx dd{margin:0;font-weight:600;font-variant-numeric:tabular-nums}
+@container(max-width:560px){.fedx text{font-size:15px}}
+@container(max-width:400px){.fedx text{font-size:19px}.fedx-m{stroke-width:1}
+.fedx-c>div{flex-wrap:wrap}.fedx-c label{flex:1 1 100%}}
+"""
+
+SCRIPT = r"""
+for(const r of document.querySelectorAll("#ID"))if(!r.dataset.on){
+r.dataset.on=1;
+const q=s=>[...r.querySelectorAll(s)],D=JSON.parse(q("script")[0].textContent),
+C=q("input,select"),
+at=([a,b,l],v)=>Math.max(-9e3,Math.min(9e3,a+b*(l?Math.log10(v):v))).toFixed(1),
+put=(s,d)=>q(s).forEach((e,i)=>e.setAttribute("d",d[i]||"")),
+trace=(p,m)=>{
+let d="",on=0,i=0,k=m?2*Math.ceil(p.length/48):2;
+for(;i<p.length;i+=k)
+if(p[i]==null||p[i+1]==null)on=0;
+else{d+=(m||!on?"M":"L")+at(D.x,p[i])+" "+at(D.y,p[i+1])+(m||"");on=1}
+return d},
+runs=t=>{
+let d=Array(10).fill("");
+t.forEach((s,j)=>{for(let i=0,e;i<s.length;i=e){
+for(e=i+1;s[e]==s[i];)e++;
+d[s[i]]+=`M${i} ${j}.1h${e-i}v.8h${i-e}z`}});
+return d.slice(1)},
+draw=()=>{
+let n=0;
+C.forEach((c,i)=>{
+n=n*D.n[i]+ +c.value;
+const o=c.nextElementSibling,t=D.t[i][c.value];
+if(o){o.textContent=t;c.setAttribute("aria-valuetext",t)}});
+const [f,s,k,w]=D.f[n],V=D.v;
+put(".fedx-p .fedx-l",f.map((v,i)=>D.m[i][0]?trace(V[v]):""));
+put(".fedx-m",f.map((v,i)=>D.m[i][1]?trace(V[v],D.m[i][1]):""));
+put("g .fedx-h",runs(V[s]));
+put(".fedx-k",[V[k].map(c=>`M${c} 0v${V[s].length}`).join("")]);
+q("dd").forEach((e,i)=>{if(e.textContent!=w[i])e.textContent=w[i]})};
+C.forEach(c=>c.addEventListener("input",draw));
+q(".fedx-c")[0].hidden=false;
+draw()}
+"""

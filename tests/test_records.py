@@ -1,0 +1,259 @@
+"""Records: saved whole or not at all, found again, and honest about their age and origin."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import os
+import re
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fedlib import paths
+from fedlib.errors import FedlibError
+from fedlib.evidence import catalogue, freshness, records
+
+PAPER = "participation"
+
+
+def manifest(experiment="fig1", profile="quick", **changes):
+    """Return the manifest of a record that is up to date."""
+    s = json.loads(json.dumps(catalogue.settings(PAPER, experiment, profile)))
+    held = dict(
+        paper=PAPER, experiment=experiment, profile=profile, settings=s, seeds=[1, 2],
+        wall_seconds=1.0, device="CPU", versions={}, commit="a" * 40, data={"file": "hash"},
+        fidelity="canonical", diverged={}, date="2026-05-04T03:02:01+00:00",
+        instructions="AVX2", **freshness.now(catalogue.settings(PAPER, experiment, profile)),
+    )  # fmt: skip
+    return held | changes
+
+
+FRAME = pd.DataFrame(dict(run=["a", "b"], seed=[1, 1], round=[0, 0], value=[1 / 3, float("nan")]))
+
+
+def stored(tmp_path, **changes):
+    held = manifest(**changes)
+    records.save(tmp_path, FRAME, held)
+    return records.load(PAPER, held["experiment"], held["profile"], tmp_path)
+
+
+# --- saving and loading ---------------------------------------------------------------------------
+
+
+def test_save_and_load(tmp_path):
+    written = records.save(tmp_path, FRAME, manifest())
+    record = records.load(PAPER, "fig1", "quick", tmp_path)
+    assert written == [record.path, record.manifest_path]
+    assert [p.name for p in written] == ["fig1.quick.csv.gz", "fig1.quick.json"]
+    assert sorted(p.name for p in (tmp_path / PAPER).iterdir()) == [p.name for p in written]
+    rows = gzip.decompress(record.path.read_bytes())
+    assert record.manifest == manifest() | {"rows": hashlib.sha256(rows).hexdigest()}
+    pd.testing.assert_frame_equal(record.frame, FRAME, rtol=1e-6)
+    assert record.frame["value"].isna().tolist() == [False, True]
+    before = [p.read_bytes() for p in written]
+    assert [p.read_bytes() for p in records.save(tmp_path, FRAME, manifest())] == before
+
+
+def test_the_largest_profile_wins(tmp_path):
+    for profile in ("smoke", "paper", "quick"):
+        stored(tmp_path, profile=profile)
+    for profile in ("largest", "replay", "paper"):
+        assert records.load(PAPER, "fig1", profile, tmp_path).manifest["profile"] == "paper"
+    with pytest.raises(records.MissingRecord):  # the book stores smoke runs and shows none
+        records.load(PAPER, "fig1-cifar")
+    assert records.load(PAPER, "fig1", "smoke", tmp_path).manifest["profile"] == "smoke"
+    (tmp_path / PAPER / "fig1.paper.json").unlink()  # rows without a manifest are not a record
+    assert records.load(PAPER, "fig1", out=tmp_path).manifest["profile"] == "quick"
+
+
+@pytest.mark.parametrize("profile, make", [("largest", "quick"), ("paper", "paper")])
+def test_a_missing_record_names_its_command(profile, make, tmp_path):
+    stored(tmp_path, experiment="fig2")
+    with pytest.raises(records.MissingRecord) as error:
+        records.load(PAPER, "fig1", profile, tmp_path)
+    assert f"fedlib run {PAPER} fig1 --profile {make} --out data/papers" in str(error.value)
+    assert isinstance(error.value, FedlibError)
+
+
+def test_a_failed_save_keeps_what_was_there(tmp_path, monkeypatch):
+    record = stored(tmp_path)
+    before = record.path.read_bytes()
+    real, calls = Path.write_bytes, []
+
+    def full(path, content):
+        calls.append(path)
+        real(path, content[: len(content) // 2])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(FedlibError, match=r"Cannot write to .*No space left.*--out"):
+        records.save(tmp_path, FRAME.assign(value=2.0), manifest())
+    assert calls and record.path.read_bytes() == before
+    assert not list(tmp_path.rglob("*.part"))
+
+
+def test_a_folder_that_cannot_be_written(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FedlibError, match=r"Cannot write to .*file.*--out"):
+        records.save(tmp_path / "file", FRAME, manifest())
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
+    with pytest.raises(FedlibError, match=r"Permission denied.*--out"):
+        records.save(tmp_path / "locked", FRAME, manifest())
+
+
+@pytest.mark.parametrize("which", ["csv.gz", "json"])
+def test_a_corrupt_record_is_named(which, tmp_path):
+    path = stored(tmp_path).path.parent / f"fig1.quick.{which}"
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(FedlibError, match=r"fig1\.quick.* cannot be read .* make it again"):
+        records.load(PAPER, "fig1", "quick", tmp_path)
+
+
+# --- the records that ship ------------------------------------------------------------------------
+
+
+def test_shipped_records_are_whole_and_up_to_date():
+    held = records.stored()
+    assert held
+    for record in held:
+        m = record.manifest
+        assert record.path.name == f"{m['experiment']}.{m['profile']}.csv.gz"
+        assert record.path.parent == paths.paper_folder(m["paper"]) / "results"
+        assert {run["run"] for run in m["settings"].get("runs", [])} <= set(record.frame["run"])
+        assert set(record.frame["seed"]) <= {0, *m["seeds"]}
+    stale = {f"{r.manifest['paper']}/{r.path.name[:-7]}": r.state.why
+             for r in held if r.state.word == "stale"}  # fmt: skip
+    listed = tomllib.loads((paths.data_folder() / "stale.toml").read_text())
+    assert stale.keys() == listed.keys(), stale
+    assert all(reason.strip() for reason in listed.values())
+    files = {p for r in held for p in (r.path, r.manifest_path)}
+    for folder in {r.path.parent for r in held}:
+        assert not [p for p in folder.iterdir() if p not in files and not p.name.startswith(".")]
+
+
+# --- provenance -----------------------------------------------------------------------------------
+
+
+def test_provenance_tells_everything_in_one_line(tmp_path):
+    line = stored(tmp_path).provenance()
+    assert line == ("Record fig1.quick, fashion-mnist, 2 seeds, CPU, 2026-05-04, commit aaaaaaaaa.")
+    changed = stored(tmp_path, commit="b" * 40 + "+", seeds=[1])
+    assert "1 seed, " in changed.provenance() and "commit bbbbbbbbb+." in changed.provenance()
+
+
+def test_provenance_calls_a_substitute_a_substitute(tmp_path):
+    assert "digits, a substitute" in stored(tmp_path, profile="smoke").provenance()
+    line = stored(tmp_path, fidelity="pixels re-encoded").provenance()
+    assert "fashion-mnist (pixels re-encoded)" in line
+    assert "mnist" not in stored(tmp_path, data={}, fidelity="none").provenance()
+
+
+# --- fresh, checked, stale ------------------------------------------------------------------------
+
+
+def test_a_record_of_today_is_fresh_and_says_nothing(tmp_path):
+    record = stored(tmp_path)
+    assert record.state == ("fresh", "") and "tale" not in record.provenance()
+
+
+@pytest.mark.parametrize(
+    "change, why",
+    [
+        (lambda m: dict(settings=m["settings"] | {"local_steps": 6}), "Settings.*local_steps"),
+        (lambda m: dict(cards={"fashion-mnist": "0"}), "data card.*fashion-mnist"),
+        (lambda m: dict(code=m["code"] | {"Task.grad": "0"}), "Code.*Task.grad"),
+        (lambda m: dict(code={k: v for k, v in m["code"].items() if k != "stream"}), "stream"),
+    ],
+)
+def test_what_makes_a_record_stale(change, why, tmp_path):
+    record = stored(tmp_path, **change(manifest()))
+    assert record.state.word == "stale" and re.search(why, record.state.why)
+    assert record.provenance().endswith("Stale: " + record.state.why)
+
+
+def test_an_experiment_that_is_gone(tmp_path, monkeypatch):
+    record = stored(tmp_path)
+
+    def gone(*names):
+        raise FedlibError("Unknown experiment.")
+
+    monkeypatch.setattr(catalogue, "settings", gone)
+    assert record.state == ("stale", "The experiment is no longer defined at this profile.")
+
+
+def test_words_about_an_experiment_make_nothing_stale(tmp_path):
+    told = {"title": "Another title", "where": "elsewhere", "seeds": 99}
+    assert stored(tmp_path, settings=manifest()["settings"] | told).state.word == "fresh"
+
+
+def test_changed_code_that_the_small_run_went_through_is_checked(tmp_path):
+    now, before = manifest()["code"], manifest()["code"] | {"Task.grad": "0", "gone": "1"}
+    both = freshness.seen(freshness.seen({}, before), now)
+    for seen, word in (
+        (both, "checked"),
+        (both | {"Task.grad": ["0"]}, "stale"),  # the present code was never run
+        (both | {"Task.grad": [now["Task.grad"]]}, "stale"),  # nor, once, the record's
+        (both | {"gone": []}, "stale"),
+        ({}, "stale"),
+    ):
+        records.save(tmp_path, FRAME, manifest(profile="smoke") | {"seen": seen})
+        record = stored(tmp_path, code=before)
+        assert record.state.word == word, seen
+    records.save(tmp_path, FRAME, manifest(profile="smoke") | {"seen": both})
+    record = stored(tmp_path, code=before)
+    assert record.state.why.startswith("Code has changed (Task.grad, gone)")
+    assert "Checked: the code has changed since" in record.provenance()
+    other = stored(tmp_path, code=before, settings=manifest()["settings"] | {"local_steps": 6})
+    assert other.state.word == "stale", "other settings are not excused by a small run"
+
+
+# --- rows that are not the manifest's -------------------------------------------------------------
+
+
+def test_an_edited_row_is_noticed(tmp_path):
+    record = stored(tmp_path)
+    rows = gzip.decompress(record.path.read_bytes()).replace(b"0.3333333", b"3.333333")
+    record.path.write_bytes(gzip.compress(rows))
+    with pytest.raises(FedlibError, match=r"fig1\.quick\.csv\.gz is not the one its manifest"):
+        records.load(PAPER, "fig1", "quick", tmp_path)
+
+
+@pytest.mark.parametrize(
+    "edit", [{"profile": "paper"}, {"paper": "tiers"}, {"experiment": "fig2"}, {"rows": "0"}]
+)
+def test_an_edited_manifest_is_noticed(edit, tmp_path):
+    page = stored(tmp_path).manifest_path
+    page.write_text(json.dumps(json.loads(page.read_text()) | edit))
+    with pytest.raises(FedlibError, match="manifest"):
+        records.load(PAPER, "fig1", "quick", tmp_path)
+
+
+def test_a_manifest_without_the_hash_of_its_rows_is_refused(tmp_path):
+    page = stored(tmp_path).manifest_path
+    held = json.loads(page.read_text())
+    del held["rows"]
+    page.write_text(json.dumps(held))
+    with pytest.raises(FedlibError, match="manifest says None"):
+        records.load(PAPER, "fig1", "quick", tmp_path)
+
+
+# --- comparing two runs ---------------------------------------------------------------------------
+
+
+def test_differences():
+    assert records.differences(FRAME, FRAME, True) == ""
+    close, off = (
+        FRAME.assign(value=[1 / 3 * (1 + 1e-6), np.nan]),
+        FRAME.assign(value=[0.34, np.nan]),
+    )
+    assert records.differences(FRAME, close, True) == ""
+    assert "1 of 2 values" in records.differences(FRAME, off, True)
+    assert records.differences(FRAME, FRAME.assign(value=[0.335, np.nan]), False) == ""
+    assert "2 of 2" in records.differences(FRAME, FRAME.assign(value=[0.5, 1.0]), False)
+    assert "other runs" in records.differences(FRAME, FRAME.assign(seed=[1, 2]), True)
+    assert "1 rows" in records.differences(FRAME[:1], FRAME, True)

@@ -1,0 +1,300 @@
+"""The round loop: killed and resumed, diverged beside healthy.
+
+Run as a script this file is the child process of its own tests: ``KIND FOLDER KILL``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import fedlib
+from fedlib.engine.data import FederatedDataset
+from fedlib.engine.models import mlp
+from fedlib.engine.simulation import simulate
+from fedlib.engine.tasks import Task
+from fedlib.errors import FedlibError
+from fedlib.evidence import experiments
+from fedlib.papers.fedavg import FedAvg
+from fedlib.papers.participation import study as studies
+from fedlib.papers.participation.algorithm import GeneralizedFedAvg, WaitMinibatch
+from fedlib.population import participation as pt
+
+N, SEEDS, ROUNDS, EVERY = 8, (1, 4), 23, 5
+PAPER, EXPERIMENT = "participation", "figD3"
+
+
+def classification(dtype=np.float64) -> Task:
+    rng = np.random.default_rng(3)
+    x, y = rng.standard_normal((10 * N, 6)).astype(dtype), rng.integers(0, 3, 10 * N)
+    return Task(mlp(6, 5, 3), FederatedDataset.build(x, y, list(np.arange(10 * N).reshape(N, 10))))
+
+
+MINI = dict(lr=0.05, local_steps=2, batch_size=3)
+ALGORITHMS = {
+    "amplified": GeneralizedFedAvg(pt.PeriodicSampler(N, 2, 2, 4), amplify=3, interval=7, **MINI),
+    "waiting": WaitMinibatch(pt.Independent(N, 2), interval=6, **MINI),
+}
+
+
+def trained(name: str, folder: Path | None = None, callbacks=(), algorithm=None, **changes):
+    """Run one of the algorithms, with checkpoints when a folder is given."""
+    options = dict(evaluate_every=3, name=name, progress=False, callbacks=callbacks)
+    if folder is not None:
+        options |= dict(checkpoint=folder / "run.pt", checkpoint_every=EVERY)
+    options |= dict(rounds=ROUNDS, seeds=SEEDS) | changes
+    chosen = algorithm or ALGORITHMS[name]
+    return simulate(chosen, classification(np.float32), **options)
+
+
+def held(state) -> dict:
+    return {f.name: getattr(state, f.name) for f in dataclasses.fields(state)}
+
+
+def same_state(a: dict, b: dict) -> None:
+    assert a.keys() == b.keys() and {"x", "u", "cursor", "t", "t0"} <= a.keys()
+    for name, value in a.items():
+        if isinstance(value, torch.Tensor):
+            assert value.dtype == b[name].dtype and torch.equal(value, b[name]), name
+        elif isinstance(value, np.ndarray):
+            assert np.array_equal(value, b[name]), name
+        else:
+            assert value == b[name], name
+
+
+# --- killed and resumed ---------------------------------------------------------------------------
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def child(kind: str, folder: Path, kill: str) -> None:
+    """Do the work of one process: ``round:T`` dies in round T, ``save:K`` within the K-th save."""
+    torch.set_num_threads(1)
+    what, _, when = kill.partition(":")
+    saves, log = [], (folder / "log.txt").open("a", buffering=1)
+    replace = os.replace
+
+    def moved(source, target) -> None:
+        saves.append(target)
+        if what == "save" and str(target).endswith(".pt") and len(saves) == int(when):
+            part = Path(source)
+            part.write_bytes(part.read_bytes()[:100])
+            die()
+        replace(source, target)
+
+    def watch(state, metrics) -> None:
+        log.write(f"{state.t}\n")
+        if what == "round" and state.t == int(when):
+            die()
+
+    os.replace = moved
+    if kind == "experiment":
+
+        def often(*args, **options):
+            if options.get("checkpoint") is not None:
+                log.write(options["name"] + "\n")
+                options |= dict(checkpoint_every=EVERY, callbacks=[watch])
+            return simulate(*args, **options)
+
+        studies.simulate = often
+        experiments.run(PAPER, EXPERIMENT, "smoke", None, "cpu", folder, progress=False)
+    else:
+        history = trained(kind, folder, [watch])
+        result = dict(state=held(history.state), frame=history.frame)
+        (folder / "result.pickle").write_bytes(pickle.dumps(result))
+
+
+def process(kind: str, folder: Path, kill: str = "never") -> list[str]:
+    """Run a child process that must die when told to, and return what it logged."""
+    log = folder / "log.txt"
+    log.unlink(missing_ok=True)
+    env = os.environ | {"PYTHONPATH": str(Path(fedlib.__file__).parents[1])}
+    command = [sys.executable, __file__, kind, str(folder), kill]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == (0 if kill == "never" else -signal.SIGKILL), done.stderr
+    return log.read_text().split("\n")[:-1]
+
+
+@pytest.mark.parametrize("name", ["amplified", "waiting"])
+def test_killed_and_resumed_equals_uninterrupted(name, tmp_path):
+    assert process(name, tmp_path, "round:13")[0] == "1"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["log.txt", "run.pt"]
+    assert process(name, tmp_path)[0] == "11", "it must go on from round 10"
+    result = pickle.loads((tmp_path / "result.pickle").read_bytes())
+    whole = trained(name)
+    same_state(held(whole.state), result["state"])
+    pd.testing.assert_frame_equal(whole.frame, result["frame"], check_exact=True)
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_killed_experiment_leaves_the_same_bytes(tmp_path):
+    log = process("experiment", tmp_path, "save:15")  # each run: 10 rounds warm-up, then 12 saves
+    assert log[0] == "eta=2" and log[-1] == "25"
+    (folder,) = (tmp_path / PAPER).iterdir()
+    assert folder.name.startswith(f".{EXPERIMENT}.smoke.") and folder.is_dir()
+    assert list(folder.glob("*.part")), "it died before the checkpoint was in its place"
+    log = process("experiment", tmp_path)
+    assert log[:3] == ["eta=2", "eta=5", "21"], "the first run is finished, the second at round 20"
+    names = [f"{EXPERIMENT}.smoke.{end}" for end in ("csv.gz", "json")]
+    assert sorted(p.name for p in (tmp_path / PAPER).iterdir()) == names
+    whole = experiments.run(PAPER, EXPERIMENT, "smoke", None, "cpu", tmp_path / "b", False)
+    assert whole.path.read_bytes() == (tmp_path / PAPER / names[0]).read_bytes()
+
+
+def test_resuming_twice_and_after_the_end(tmp_path):
+    whole = trained("amplified")
+
+    class Stop(Exception):
+        pass
+
+    def stop_at(t):
+        def callback(state, metrics):
+            if state.t == t:
+                raise Stop
+
+        return callback
+
+    for t in (7, 12, 22):
+        with pytest.raises(Stop):
+            trained("amplified", tmp_path, [stop_at(t)])
+    for _ in range(2):
+        again = trained("amplified", tmp_path)
+        same_state(held(whole.state), held(again.state))
+        assert whole.frame.equals(again.frame)
+
+
+def test_an_earlier_divergence_survives_the_resumption(tmp_path):
+    whole = trained("amplified", algorithm=Breaks(4))
+    rounds = []
+
+    def stop(state, metrics):
+        rounds.append(state.t)
+        if state.t == 12:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        trained("amplified", tmp_path, [stop], Breaks(4))
+    again = trained("amplified", tmp_path, [lambda s, m: rounds.append(s.t)], Breaks(4))
+    assert rounds[12] == 11
+    assert again.diverged == whole.diverged == {4: 9}
+    assert again.frame.equals(whole.frame)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        dict(algorithm=dataclasses.replace(ALGORITHMS["amplified"], lr=0.06)),
+        dict(algorithm=FedAvg(pt.PeriodicSampler(N, 2, 2, 4), **MINI)),
+        dict(rounds=ROUNDS + 1),
+        dict(seeds=(1, 5)),
+    ],
+    ids=["rate", "algorithm", "rounds", "seeds"],
+)
+def test_checkpoint_of_another_run_is_refused(changes, tmp_path):
+    trained("amplified", tmp_path)
+    before = (tmp_path / "run.pt").read_bytes()
+    with pytest.raises(FedlibError, match="belongs to another run") as error:
+        trained("amplified", tmp_path, **changes)
+    assert "found:" in str(error.value) and "expected:" in str(error.value)
+    assert str(tmp_path / "run.pt") in str(error.value)
+    assert (tmp_path / "run.pt").read_bytes() == before
+
+
+@pytest.mark.parametrize("content", [b"", b"not a checkpoint", None], ids=["empty", "text", "half"])
+def test_corrupt_checkpoint_is_refused(content, tmp_path):
+    path = tmp_path / "run.pt"
+    if content is None:
+        trained("amplified", tmp_path)
+        content = path.read_bytes()[:-200]
+    path.write_bytes(content)
+    with pytest.raises(FedlibError, match=r"cannot be read .* Delete it"):
+        trained("amplified", tmp_path)
+
+
+def test_no_checkpoint_without_being_asked(tmp_path):
+    trained("amplified", tmp_path, checkpoint_every=0)
+    assert not list(tmp_path.iterdir())
+
+
+# --- evaluation, divergence -----------------------------------------------------------------------
+
+
+class Breaks:
+    """The amplified algorithm, with seed ``bad`` losing its model in round 7 or a given one."""
+
+    def __init__(self, *bad: int, rounds=()):
+        self.bad = dict(zip(bad, rounds or [7] * len(bad), strict=True))
+
+    def __repr__(self):
+        return f"Breaks({self.bad})"
+
+    def init(self, task, seeds):
+        return ALGORITHMS["amplified"].init(task, seeds)
+
+    def round(self, state, task):
+        state, metrics = ALGORITHMS["amplified"].round(state, task)
+        x = state.x.clone()
+        for r, seed in enumerate(state.seeds):
+            if self.bad.get(seed) == state.t:
+                x[r] = float("nan")
+        return dataclasses.replace(state, x=x), metrics
+
+
+def test_a_diverged_seed_leaves_the_healthy_ones_alone():
+    history = trained("amplified", algorithm=Breaks(4), seeds=(1, 4, 6))
+    assert history.diverged == {4: 9}, "round 7 is seen at the next evaluation"
+    assert history.state.t == ROUNDS
+    healthy = trained("amplified", seeds=(1, 4, 6)).frame
+    keep = [1, 6]
+    mine, other = (f[f["seed"].isin(keep)].reset_index(drop=True) for f in (history.frame, healthy))
+    assert mine.equals(other)
+    broken = history.frame.query("seed == 4 and metric == 'loss'").set_index("round")["value"]
+    assert np.isfinite(broken.loc[:6]).all() and broken.loc[9:].isna().all()
+
+
+def test_the_run_ends_when_all_have_diverged():
+    history = trained("amplified", algorithm=Breaks(1, 4, rounds=(3, 7)))
+    assert history.diverged == {1: 3, 4: 9}
+    assert history.state.t == 9 and history.frame["round"].max() == 9
+
+
+def test_evaluation_schedule_and_what_stands_in_a_row():
+    task, seen = classification(), []
+    data = task.data
+    data.test_x, data.test_y = data.x[:7], data.y[:7]
+    history = simulate(
+        ALGORITHMS["amplified"], task, 7, (3,), evaluate_every=3, splits=("train", "test"),
+        name="mine", progress=False, callbacks=[lambda s, m: seen.append(s.t)],
+    )  # fmt: skip
+    frame = history.frame
+    assert frame["round"].unique().tolist() == [0, 3, 6, 7] and seen == list(range(1, 8))
+    assert set(frame["run"]) == {"mine"} and set(frame["seed"]) == {3}
+    last = frame[frame["round"] == 7].set_index(["split", "metric"])["value"]
+    for split in ("train", "test"):
+        for metric, value in task.evaluate(history.state.x, split).items():
+            assert last[split, metric] == value.item()
+    later = simulate(ALGORITHMS["amplified"], task, 3, (3,), state=history.state, progress=False)
+    whole = simulate(ALGORITHMS["amplified"], task, 10, (3,), progress=False)
+    same_state(held(later.state), held(whole.state))
+
+
+@pytest.mark.parametrize("wrong", [dict(rounds=-1), dict(rounds=3, evaluate_every=0)])
+def test_wrong_numbers_are_refused(wrong):
+    with pytest.raises(FedlibError, match="at least"):
+        simulate(ALGORITHMS["amplified"], classification(), **wrong)
+
+
+if __name__ == "__main__":
+    child(sys.argv[1], Path(sys.argv[2]), sys.argv[3])
