@@ -70,7 +70,7 @@ def run(
     Returns
     -------
     Record
-        As :func:`fedlib.records.load` would return it.
+        As :func:`fedlib.evidence.records.load` would return it.
     """
     s = settings(paper, experiment, profile)
     chosen = run_seeds(s["seeds"] if seeds is None else seeds)

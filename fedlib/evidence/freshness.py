@@ -43,16 +43,11 @@ Code = dict[str, str]
 
 
 class State(NamedTuple):
-    """How a record stands to the present code.
+    """How a record stands to the present code: a ``word``, and ``why`` when it is not fresh.
 
-    Attributes
-    ----------
-    word
-        ``"fresh"``: same code, settings and data; ``"checked"``: the code has changed, and the
-        stored smoke run, which goes through all that changed, still gives the same numbers;
-        ``"stale"``: neither.
-    why
-        For readers; empty when fresh.
+    ``"fresh"``: same code, settings and data. ``"checked"``: the code has changed, and the stored
+    smoke run, which goes through all that changed, still gives the same numbers. ``"stale"``:
+    neither.
     """
 
     word: str
