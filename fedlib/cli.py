@@ -84,6 +84,24 @@ def run(
 
 
 @app.command()
+def join(
+    paper: Annotated[str, typer.Argument(help="For example: participation.")],
+    experiment: Annotated[str, typer.Argument(help="For example: fig1.")],
+    sources: Annotated[list[Path], typer.Argument(help="Folders of records, two or more.")],
+    out: Annotated[Path, typer.Option(help="Folder for the joined record.")],
+    profile: Annotated[str, typer.Option(help="smoke, quick or paper.")] = "quick",
+) -> None:
+    """Join records of one experiment that were run with different seeds."""
+    from fedlib.evidence import records
+
+    record = records.join(paper, experiment, profile, sources, out)
+    typer.echo(f"Wrote {record.path}, {len(record.manifest['seeds'])} seeds")
+
+
+SIGNS = {"holds": "✓", "contradicted": "✗", "undecided": "?", "no record": "-"}
+
+
+@app.command()
 def claims(
     paper: Annotated[str | None, typer.Argument(help="Default: every paper.")] = None,
     as_json: Json = False,
@@ -98,11 +116,14 @@ def claims(
         _print(rows, True)
         return
     for row in rows:
-        typer.echo(f"{row['id']}  {row['verdict'].upper()}  ({row['record']})")
+        typer.echo(f"{row['id']}  {row['verdict'].upper()}  {row['told']}  ({row['record']})")
         typer.echo(f"  {row['statement']}")
-        pairs = zip(row["rule"].split("; "), row["measured"].split("; "), strict=True)
-        for rule, measured in pairs:
-            typer.echo(f"    {rule}\n      measured {measured}")
+        for check in row["checks"]:
+            control = "" if check["essential"] else " (control)"
+            typer.echo(f"    {SIGNS[check['outcome']]} {check['quantity']}{control}")
+            why = f"; {check['why']}" if check["why"] else ""
+            typer.echo(f"      {check['measured']}, asked: {check['asked']}{why}")
+    typer.echo("✓ holds  ✗ contradicted  ? undecided: more seeds or a better experiment are needed")
 
 
 @app.command()

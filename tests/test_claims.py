@@ -1,20 +1,31 @@
-"""Verdicts follow from records: measures with known answers, rules, and the shipped claims."""
+"""Verdicts follow from records: outcomes, rules that can come out each way, the shipped claims."""
 
 from __future__ import annotations
+
+import importlib
+import math
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 from scipy import stats
 
+from fedlib import datasets
 from fedlib.errors import FedlibError
-from fedlib.evidence import claims, records
-from fedlib.evidence.claims import Check
+from fedlib.evidence import catalogue, claims, experiments, records
+from fedlib.evidence.claims import CONTRADICTED, HOLDS, NO_RECORD, UNDECIDED, Check, Measured
+from fedlib.evidence.records import Record
 
 PAPER = "participation"
 EVERY = [(paper, claim) for paper in claims.papers() for claim in claims.table(paper)]
 IDS = [claim["id"] for _, claim in EVERY]
 every_claim = pytest.mark.parametrize("paper, claim", EVERY, ids=IDS)
+CHECKS = [(p, claim, check) for p, claim in EVERY for check in claim["check"]]
+every_check = pytest.mark.parametrize(
+    "paper, claim, check", CHECKS, ids=[f"{c['id']} {k['what']}" for _, c, k in CHECKS]
+)
+NAN, INF = float("nan"), float("inf")
 
 
 def curves(values, metric="loss", split="train", **columns):
@@ -28,246 +39,201 @@ def curves(values, metric="loss", split="train", **columns):
     return pd.DataFrame(rows)
 
 
-# --- the claims as they stand ---------------------------------------------------------------------
+def record(frame, **manifest):
+    return Record(frame, dict(profile="quick", settings={}) | manifest, Path("made.csv.gz"))
 
 
-def test_all_claims_of_the_specification_are_there():
-    assert {f"GFA-C{k}" for k in range(1, 9)} | {"GFA-C1-control"} <= set(IDS)
-    assert len(IDS) == len(set(IDS))
-
-
-@every_claim
-def test_claim_is_complete_and_fits_its_experiments(paper, claim):
-    assert claim["statement"] and claim["where"] and claim["paper_reports"]
-    assert claim["scale"] in ("exact", "paper") and claim["expected"]
-    words = [check["what"] for check in claim["check"]]
-    assert words and len(set(words)) == len(words)
-    for check in claim["check"]:
-        assert set(check) == {"experiment", "measure", "what", "with", "inside"}
-        low, high = check["inside"]
-        assert low <= high and check["measure"] in claims.MEASURES
-        assert "; " not in check["what"], "semicolons separate the checks"
-        runs = set(records.load(paper, check["experiment"]).frame["run"])
-        assert {check["with"][key] for key in ("run", "a", "b") if key in check["with"]} <= runs
-
-
-@every_claim
-def test_verdict_is_the_expected_one(paper, claim):
-    (row,) = (row for row in claims.judge(paper) if row["id"] == claim["id"])
-    assert row["verdict"] == claim["expected"], row["measured"]
-
-
-def test_rows_are_for_readers_and_machines():
-    rows = claims.judge(PAPER)
-    assert [row["id"] for row in rows] == [claim["id"] for claim in claims.table(PAPER)]
-    for row, claim in zip(rows, claims.table(PAPER), strict=True):
-        assert {"id", "statement", "rule", "measured", "verdict", "record", "profile"} <= set(row)
-        assert all(isinstance(value, str) for value in row.values())
-        assert row["verdict"] in claims.VERDICTS and row["statement"] == claim["statement"]
-        rules, measured = row["rule"].split("; "), row["measured"].split("; ")
-        assert len(rules) == len(measured) == len(claim["check"])
-        holds = [check.holds for check in claims.checks(PAPER, row["id"])]
-        assert [text.endswith(" ✗") for text in measured] == [h is False for h in holds]
-    counts = claims.count(rows)
-    assert tuple(counts) == claims.VERDICTS and sum(counts.values()) == len(rows)
-
-
-def test_without_records_there_is_no_verdict(tmp_path):
-    for row in claims.judge(PAPER, tmp_path):
-        assert row["verdict"] == claims.NO_RECORD and row["profile"] == ""
-        assert set(row["measured"].split("; ")) == {claims.NO_RECORD}
-
-
-def test_unknown_names_list_the_valid_ones():
-    with pytest.raises(FedlibError, match=r"Did you mean 'participation'\?"):
-        claims.judge("participaton")
-    with pytest.raises(FedlibError, match=r"claim 'GFA-C9'\. .*Valid: GFA-C1, "):
-        claims.checks(PAPER, "GFA-C9")
-    entry = dict(experiment="fig1", measure="pared", what="", inside=[0, 1]) | {"with": {}}
-    with pytest.raises(FedlibError, match=r"measure 'pared'\. Did you mean 'paired'\?"):
-        claims._check(PAPER, entry, None)
-
-
-# --- a broken record changes the verdict ----------------------------------------------------------
-
-IDEAL = {"amplified": 0.3, "wait-minibatch": 0.4, "wait-full": 0.405, "matched-rate": 0.5,
-         "no-amplification": 0.6}  # fmt: skip
-
-
-def fig1(tmp_path, losses, profile="quick"):
-    """Store Figure 1 with these final losses (accuracy is one minus loss); judge GFA-C1."""
-    noise = 0.001 * np.arange(5)
-    loss = curves({run: value + noise for run, value in losses.items()})
-    accuracy = curves({r: 1 - v + noise for r, v in losses.items()}, "accuracy", "test")
-    manifest = dict(paper=PAPER, experiment="fig1", profile=profile)
-    records.save(tmp_path, pd.concat([loss, accuracy]), manifest)
-    (row,) = (row for row in claims.judge(PAPER, tmp_path) if row["id"] == "GFA-C1")
-    return row
-
-
-def test_order_in_the_record_decides(tmp_path):
-    row = fig1(tmp_path, IDEAL)
-    assert row["verdict"] == claims.REDUCED and "✗" not in row["measured"]
-    assert row["profile"] == "quick" and row["record"] == "fig1.quick"
-    swapped = IDEAL | {"amplified": IDEAL["no-amplification"], "no-amplification": 0.3}
-    row = fig1(tmp_path, swapped)
-    assert row["verdict"] == claims.PARTLY and row["measured"].count("✗") == 4
-    backwards = {run: -value for run, value in IDEAL.items()} | {"wait-full": -0.5}
-    assert fig1(tmp_path, backwards)["verdict"] == claims.NOT
-    assert fig1(tmp_path, IDEAL, "paper")["verdict"] == claims.REPRODUCED
-
-
-def test_tampering_with_the_shipped_record_changes_what_is_measured(tmp_path):
-    record = records.load(PAPER, "fig1")
-    records.save(tmp_path, record.frame, record.manifest)
-    shipped = claims.checks(PAPER, "GFA-C1")
-    assert claims.checks(PAPER, "GFA-C1", tmp_path) == shipped
-    names = {"amplified": "no-amplification", "no-amplification": "amplified"}
-    frame = record.frame.assign(run=record.frame["run"].replace(names))
-    records.save(tmp_path, frame, record.manifest)
-    swapped = claims.checks(PAPER, "GFA-C1", tmp_path)
-    changed = [a.measured != b.measured for a, b in zip(shipped, swapped, strict=True)]
-    assert changed == [True, False, True, True, True]
-    worst = frame["run"].map({run: -value for run, value in IDEAL.items()} | {"wait-full": -0.5})
-    sign = np.where(frame["metric"] == "loss", 1, -1)
-    records.save(tmp_path, frame.assign(value=sign * worst), record.manifest)
-    row = claims.judge(PAPER, tmp_path)[0]
-    assert row["id"] == "GFA-C1" and row["verdict"] == claims.NOT
-
-
-def test_a_record_without_the_run_counts_as_no_record(tmp_path):
-    row = fig1(tmp_path, {run: v for run, v in IDEAL.items() if run != "amplified"})
-    assert row["verdict"] == claims.NO_RECORD
-    frame = records.load(PAPER, "fig1", "quick", tmp_path).frame
-    with pytest.raises(FedlibError, match="no rows for run 'amplified', metric 'loss'"):
-        claims.final(frame, "amplified", "loss", "train")
-
-
-# --- from checks to a verdict ---------------------------------------------------------------------
-
-
-def outcome(*holds, profile="quick"):
-    return [Check("q", "b", "m", h, "r", "" if h is None else profile) for h in holds]
+# --- three outcomes -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "scale, checks, expected",
+    "low, high, outcome",
     [
-        ("exact", outcome(True, True), claims.REPRODUCED),
-        ("exact", outcome(True, True, profile="smoke"), claims.REPRODUCED),
-        ("paper", outcome(True, True), claims.REDUCED),
-        ("paper", outcome(True, True, profile="smoke"), claims.REDUCED),
-        ("paper", outcome(True, True, profile="paper"), claims.REPRODUCED),
-        ("paper", outcome(True, profile="paper") + outcome(True), claims.REDUCED),
-        ("exact", outcome(True, False), claims.PARTLY),
-        ("paper", outcome(False, True, profile="paper"), claims.PARTLY),
-        ("paper", outcome(False, False), claims.NOT),
-        ("exact", outcome(False), claims.NOT),
-        ("paper", outcome(True, None), claims.NO_RECORD),
-        ("exact", outcome(False, None), claims.NO_RECORD),
-        ("exact", outcome(None), claims.NO_RECORD),
-        ("paper", [], claims.NO_DATA),
+        (0.3, 0.5, HOLDS),
+        (0.05, 0.5, HOLDS),  # above zero, and reaching beyond what matters
+        (0.05, 0.15, CONTRADICTED),  # a sign, but too small to matter: the same
+        (-0.1, 0.1, CONTRADICTED),
+        (-0.5, -0.1, CONTRADICTED),
+        (-0.1, 0.5, UNDECIDED),
+        (-0.5, 0.1, UNDECIDED),
+        (INF, INF, HOLDS),
+        (-INF, -INF, CONTRADICTED),
+        (-INF, INF, UNDECIDED),
     ],
 )
-def test_verdict(scale, checks, expected):
-    assert claims.verdict(dict(scale=scale), checks) == expected
+def test_better(low, high, outcome):
+    assert claims.better(low, high, 0.2) == outcome
 
 
 @pytest.mark.parametrize(
-    "inside, holds, words",
+    "low, high, outcome",
     [
-        ([0.0, 1.0], True, "between 0 and 1"),
-        ([0.5, float("inf")], True, "above 0.5"),
-        ([0.51, float("inf")], False, "above 0.51"),
-        ([float("-inf"), 0.49], False, "below 0.49"),
-        ([0.5, 0.5], True, "exactly 0.5"),
-        ([0.0, 0.0], False, "exactly 0"),
+        (-0.1, 0.1, HOLDS),
+        (0.05, 0.2, HOLDS),
+        (0.25, 0.5, CONTRADICTED),
+        (-0.5, -0.25, CONTRADICTED),
+        (0.1, 0.3, UNDECIDED),
+        (-INF, INF, UNDECIDED),
+        (INF, INF, CONTRADICTED),
     ],
 )
-def test_check_asks_for_the_whole_interval(inside, holds, words, tmp_path):
-    frame = curves({"a": [0.5]})
-    records.save(tmp_path, frame, dict(paper=PAPER, experiment="fig1", profile="quick"))
-    arguments = dict(run="a", metric="loss", split="train")
-    entry = dict(experiment="fig1", measure="final", what="q", inside=inside)
-    got = claims._check(PAPER, entry | {"with": arguments}, tmp_path)
-    assert (got.holds, got.bounds, got.profile) == (holds, words, "quick")
-    spread = curves({"a": [0.4, 0.5, 0.6]})  # mean 0.5 again, half an interval of 0.25
-    records.save(tmp_path, spread, dict(paper=PAPER, experiment="fig1", profile="quick"))
-    got = claims._check(PAPER, entry | {"with": arguments}, tmp_path)
-    assert got.holds == (inside == [0.0, 1.0])
+def test_same(low, high, outcome):
+    assert claims.same(low, high, 0.2) == outcome
+
+
+def test_better_and_the_same_never_both_hold():
+    ends = np.linspace(-1, 1, 41)
+    for low in ends:
+        for high in ends[ends >= low]:
+            both = claims.better(low, high, 0.2), claims.same(low, high, 0.2)
+            assert both != (HOLDS, HOLDS)
+            if both[1] == HOLDS:
+                assert both[0] == CONTRADICTED
+
+
+def test_within_a_band():
+    assert claims.within(-1.1, -0.9, -1.2, -0.8) == HOLDS
+    assert claims.within(-0.7, -0.5, -1.2, -0.8) == claims.within(-2, -1.5, -1.2, -0.8)
+    assert claims.within(-0.7, -0.5, -1.2, -0.8) == CONTRADICTED
+    assert claims.within(-1.0, -0.5, -1.2, -0.8) == UNDECIDED
+
+
+# --- intervals ------------------------------------------------------------------------------------
+
+
+def test_the_interval_is_student_s_at_the_level_asked_for():
+    values = np.random.default_rng(0).standard_normal(6)
+    for level in (0.95, 1 - 0.05 / 7):
+        known = stats.t.interval(level, 5, loc=values.mean(), scale=stats.sem(values))
+        assert Measured(values, values).interval(level) == pytest.approx(known, rel=1e-12)
+    assert Measured(np.array([3.0]), np.array([3.0])).interval(0.95) == (3.0, 3.0)
+
+
+def test_values_known_within_bounds_widen_the_interval():
+    low, high = np.array([1.0, 2.0, 4.0]), np.array([2.0, 5.0, 6.0])
+    got = Measured(low, high).interval(0.95)
+    half = [stats.t.ppf(0.975, 2) * stats.sem(v) for v in (low, high)]
+    assert got == pytest.approx((low.mean() - half[0], high.mean() + half[1]))
+
+
+@pytest.mark.parametrize(
+    "values, expected",
+    [
+        ([INF, INF, INF], (INF, INF)),
+        ([INF, 1.0, 2.0], (-INF, INF)),
+        ([NAN, 1.0, 2.0], (-INF, INF)),
+        ([INF, -INF, 1.0], (-INF, INF)),
+    ],
+)
+def test_intervals_of_runs_that_diverged(values, expected):
+    assert Measured(np.array(values), np.array(values)).interval(0.95) == expected
+
+
+def test_words():
+    values = np.array([0.1, 0.2, 0.3])
+    assert Measured(values, values).words(0.95) == "0.20 ± 0.25"
+    assert Measured(values[:1], values[:1]).words(0.95) == "0.1"
+    assert Measured(values, values, lost="a diverged").words(0.95) == "a diverged"
+    ratio = np.log([2.0, 2.0, 2.0])
+    assert Measured(ratio, ratio, "{} times", ratio=True).words(0.95) == "2 to 2 times"
+    nothing = Measured(np.array([-INF]), np.array([INF]), ratio=True)
+    assert nothing.words(0.95) == "not to be told"
 
 
 # --- measures -------------------------------------------------------------------------------------
 
 
-def test_paired_is_the_t_interval_of_differences():
-    rng = np.random.default_rng(0)
-    a, b = rng.standard_normal((2, 6))
-    frame = curves({"a": a, "b": b}).sample(frac=1, random_state=1)
-    got = claims.paired(frame, "a", "b", "loss", "train")
-    known = stats.ttest_rel(a, b).confidence_interval(0.95)
-    assert (got.low, got.high) == pytest.approx((known.low, known.high), rel=1e-12)
-    mean, half = map(float, got.text.split(" ± "))  # two digits of the half-width
-    assert mean == pytest.approx((a - b).mean(), abs=0.05)
-    assert half == pytest.approx((known.high - known.low) / 2, rel=0.05)
+def test_advantage_is_positive_for_whoever_ends_better():
+    low, high = curves({"a": [1.0, 2.0], "b": [3.0, 5.0]}), curves({"a": [1, 2], "b": [3, 5]}, "f1")
+    both = record(pd.concat([low, high]))
+    assert claims.advantage(both, "a", "b", "loss", "train").low.tolist() == [2.0, 3.0]
+    assert claims.advantage(both, "a", "b", "f1", "train").low.tolist() == [-2.0, -3.0]
 
 
-def test_paired_is_the_mean_over_the_last_evaluations():
-    a, b = np.arange(40.0).reshape(2, 20), np.zeros((2, 20))
-    frame = curves({"a": a, "b": b})
-    for window, expected in ((0.03, [19, 39]), (0.1, [18.5, 38.5]), (0.5, [14.5, 34.5])):
-        assert claims.last(frame, "a", "loss", "train", window).tolist() == expected
-        got = claims.paired(frame, "a", "b", "loss", "train", window)
-        assert (got.low + got.high) / 2 == pytest.approx(np.mean(expected))
-
-
-def test_paired_goes_by_seed_not_by_row():
+def test_advantage_goes_by_seed_not_by_row():
     frame = curves({"a": [1.0, 2.0, 4.0], "b": [0.0, 1.0, 3.0]})
     frame = frame.sort_values(["run", "seed"], ascending=[True, False])
-    got = claims.paired(frame, "a", "b", "loss", "train")
-    assert got.low == got.high == 1.0
-    other = frame[(frame["run"] == "a") | (frame["seed"] > 1)]  # one seed has no partner
-    got = claims.paired(other, "a", "b", "loss", "train")
-    assert not got.low <= got.high, "nothing lies inside an interval that is not known"
+    assert claims.advantage(record(frame), "b", "a", "loss", "train").low.tolist() == [1, 1, 1]
+    fewer = frame[(frame["run"] == "a") | (frame["seed"] > 1)]  # one seed has no partner
+    with pytest.raises(claims.MissingRows, match="different seeds"):
+        claims.advantage(record(fewer), "b", "a", "loss", "train")
 
 
-NAN, INF = float("nan"), float("inf")
+def test_final_is_the_mean_over_the_last_tenth_of_the_rounds():
+    frame = curves({"a": np.arange(40.0).reshape(2, 20)})
+    for share, expected in ((0.0, [19, 39]), (0.1, [18.5, 38.5]), (0.5, [14.5, 34.5])):
+        found = claims.last(record(frame), "a", "loss", "train", share)
+        assert found.tolist() == expected, share
+    uneven = frame[frame["round"].isin([0, 10, 20, 30, 40, 180, 190])]  # rounds decide, not rows
+    assert claims.last(record(uneven), "a", "loss", "train", 0.5).tolist() == [18.5, 38.5]
 
 
 @pytest.mark.parametrize(
-    "a, b, low, high, text",
+    "a, b, expected, words",
     [
-        ([NAN, NAN], [1, 1], INF, INF, "a diverged in all 2 seeds"),
-        ([INF, INF], [1, 1], INF, INF, "a diverged in all 2 seeds"),
-        ([NAN, 1], [1, 1], -INF, INF, "a diverged in 1 of 2 seeds"),
-        ([1, 1], [NAN, NAN], -INF, INF, "b diverged in 2 of 2 seeds"),
-        ([NAN, NAN], [NAN, 1], -INF, INF, "a diverged in 2 of 2 seeds, b diverged in 1 of 2 seeds"),
+        ([NAN, NAN], [1, 1], [-INF, -INF], "a diverged in 2 of 2 seeds"),
+        ([1, 1], [INF, NAN], [INF, INF], "b diverged in 2 of 2 seeds"),
+        ([NAN, 1], [1, 1], [-INF, 0], "a diverged in 1 of 2 seeds"),
+        ([1e35, 1], [1, 1], [-INF, 0], "a diverged in 1 of 2 seeds"),
     ],
 )
-def test_paired_with_diverged_runs(a, b, low, high, text):
-    got = claims.paired(curves({"a": a, "b": b}), "a", "b", "loss", "train")
-    assert (got.low, got.high, got.text) == (low, high, text)
+def test_a_run_that_diverged_is_worse_than_one_that_did_not(a, b, expected, words):
+    got = claims.advantage(record(curves({"a": a, "b": b})), "a", "b", "loss", "train")
+    assert got.low.tolist() == expected and got.words(0.95) == words
 
 
-def test_diverged_counts_seeds():
-    for values, share in (([1, NAN, INF, 2], 0.5), ([1, 2], 0.0), ([NAN], 1.0)):
-        got = claims.diverged(curves({"a": values}), "a")
-        assert got.low == got.high == share
-        assert got.text == f"{round(share * len(values))} of {len(values)} seeds"
-    early = curves({"a": [[1, NAN, NAN], [1, 2, 3]], "b": [[1, 1, 1]] * 2})
-    assert claims.diverged(early, "a").low == 0.5
-    for window in (0.03, 1.0):  # a healthy beginning does not save a run
-        got = claims.paired(early, "a", "b", "loss", "train", window)
-        assert got.text == "a diverged in 1 of 2 seeds"
+def test_a_loss_far_above_guessing_has_diverged_though_finite():
+    classes = len(datasets.card("digits").classes)
+    guess = math.log(classes)
+    loss = curves({"a": [9.9 * guess, 10.1 * guess, guess]})
+    frame = pd.concat([loss, curves({"a": [0.1, 0.1, 0.9]}, "accuracy", "test")])
+    held = record(frame, settings={"dataset": "digits"})
+    assert claims.last(held, "a", "loss", "train").isna().tolist() == [False, True, False]
+    assert claims.last(held, "a", "accuracy", "test").isna().tolist() == [False, True, False]
+    assert claims.diverged(held, "a").low.tolist() == [pytest.approx(1 / 3)]
+    assert claims.diverged(held, "a").text == "1 of 3 seeds"
+    back = curves({"a": [[20 * guess] * 10 + [1.0] * 2]})  # recovered before the end
+    held = record(pd.concat([back, frame.tail(1)]), settings={"dataset": "digits"})
+    assert claims.diverged(held, "a").low == [0.0]
 
 
-def test_final_takes_the_last_evaluation():
-    frame = curves({"a": [[9, 9, 1.0], [9, 9, 3.0], [9, 9, 8.0]]})
-    got = claims.final(frame, "a", "loss", "train")
-    half = stats.t.interval(0.95, 2, loc=4, scale=stats.sem([1, 3, 8]))
-    assert (got.low, got.high) == pytest.approx(half)
-    one = claims.final(frame[frame["seed"] == 2], "a", "loss", "train")
-    assert (one.low, one.high, one.text) == (3.0, 3.0, "3")
+def times(values, Q, step=10.0):
+    """Return accuracies of one seed a row, looked at every ``step`` local steps."""
+    rows = []
+    for seed, curve in enumerate(np.atleast_2d(values), start=1):
+        for i, value in enumerate(curve):
+            rows.append(dict(seed=seed, clock=step * i, Q=Q, metric="accuracy", split="test",
+                             round=i, value=value))  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def test_sooner_compares_the_times_at_which_a_target_is_reached():
+    a = times([0.1, 0.2, 0.6, 0.9], Q=10).assign(run="a")  # between 10 and 20 steps
+    b = times([0.1, 0.2, 0.3, 0.7], Q=1).assign(run="b")  # between 20 and 30 steps
+    got = claims.sooner(record(pd.concat([a, b])), "a", "b", "accuracy", "test", 0.5, 10.0)
+    one, other = 3 * 10 / 10 + 1, 3 * 10 / 1 + 1  # time of a local step
+    assert np.exp(got.low) == pytest.approx([20 * other / (20 * one)])
+    assert np.exp(got.high) == pytest.approx([30 * other / (10 * one)])
+
+
+def test_sooner_never_reads_a_curve_before_its_first_evaluation():
+    """A target reached at the first look may have been reached at once: the ratio has no end."""
+    a, b = times([0.1, 0.9], Q=10).assign(run="a"), times([0.1, 0.2, 0.9], Q=1).assign(run="b")
+    got = claims.sooner(record(pd.concat([a, b])), "a", "b", "accuracy", "test", 0.5, 10.0)
+    assert np.isinf(got.high).all() and np.isfinite(got.low).all()
+    never = times([0.1, 0.1, 0.1], Q=1).assign(run="b")
+    got = claims.sooner(record(pd.concat([a, never])), "a", "b", "accuracy", "test", 0.5, 10.0)
+    assert np.isfinite(got.low).all() and np.isinf(got.high).all(), "censored at the end"
+    both = pd.concat([never, never.assign(run="a")])
+    got = claims.sooner(record(both), "a", "b", "accuracy", "test", 0.5, 10.0)
+    assert (got.low, got.high) == (-INF, INF)
+
+
+def test_sooner_falls_to_a_loss():
+    a = times([3.0, 2.0, 0.4], Q=1).assign(run="a", metric="loss")
+    b = times([3.0, 2.0, 1.0, 0.4], Q=1).assign(run="b", metric="loss")
+    got = claims.sooner(record(pd.concat([a, b])), "a", "b", "loss", "test", 0.5, 1.0)
+    assert np.exp(got.low) == pytest.approx([1.0]) and np.exp(got.high) == pytest.approx([3.0])
 
 
 @pytest.mark.parametrize("power", [-1.0, -0.5, 2.0])
@@ -279,31 +245,318 @@ def test_slope_is_exact_on_power_laws(power):
         for i in x
     ]
     frame = pd.DataFrame(rows)
-    got = claims.slope(frame, "a", "squares", "interval")
-    assert (got.low, got.high) == pytest.approx((power, power), abs=1e-12)
+    assert claims.slope(record(frame), "a", "squares", "interval").low == pytest.approx([power] * 3)
     frame.loc[frame["interval"] < 5, "value"] = 1.0
-    assert claims.slope(frame, "a", "squares", "interval", 5).low == pytest.approx(power)
-    assert claims.slope(frame, "a", "squares", "interval").low != pytest.approx(power, abs=0.01)
-
-
-def test_slope_has_an_interval_over_seeds():
-    powers = [-1.2, -1.0, -0.7]
-    rows = [
-        dict(run="a", seed=s, metric="m", cohort=c, value=float(c) ** p)
-        for s, p in enumerate(powers)
-        for c in (1, 2, 5)
-    ]
-    got = claims.slope(pd.DataFrame(rows), "a", "m", "cohort")
-    known = stats.t.interval(0.95, 2, loc=np.mean(powers), scale=stats.sem(powers))
-    assert (got.low, got.high) == pytest.approx(known)
+    got = claims.slope(record(frame), "a", "squares", "interval", 5)
+    assert got.low == pytest.approx([power] * 3)
+    assert claims.slope(record(frame), "a", "squares", "interval").low != pytest.approx([power] * 3)
 
 
 def test_largest_over_chosen_rows():
-    frame = pd.concat(curves({"a": [1.0, 5.0 / i]}, "factor", interval=i) for i in (1, 2, 10))
-    assert claims.largest(frame, "a", "factor").high == 5
-    assert claims.largest(frame, "a", "factor", interval=[2, 10]).low == 2.5
-    assert claims.largest(frame, "a", "factor", interval=10).text == "1"
+    parts = pd.concat(curves({"a": [1.0, 5.0 / i]}, "factor", interval=i) for i in (1, 2, 10))
+    held = record(parts)
+    assert claims.largest(held, "a", "factor").high == [5]
+    assert claims.largest(held, "a", "factor", interval=[2, 10]).low == [2.5]
+    assert claims.largest(held, "a", "factor", interval=10).words(0.95) == "1"
     with pytest.raises(FedlibError, match="no rows"):
-        claims.largest(frame, "a", "factor", interval=3)
-    broken = frame.assign(value=[*frame["value"][:-1], NAN])
-    assert np.isnan(claims.largest(broken, "a", "factor").high), "a lost value is not passed over"
+        claims.largest(held, "a", "factor", interval=3)
+    broken = parts.assign(value=[*parts["value"][:-1], NAN])
+    assert np.isnan(claims.largest(record(broken), "a", "factor").high), "not passed over"
+
+
+# --- from outcomes to a verdict -------------------------------------------------------------------
+
+
+def made(*outcomes, full=False, essential=True):
+    return [Check("q", "asked", "m", o, essential, full=full) for o in outcomes]
+
+
+@pytest.mark.parametrize(
+    "kind, checks, expected",
+    [
+        ("measured", made(HOLDS, HOLDS, full=True), claims.REPRODUCED),
+        ("measured", made(HOLDS, HOLDS), claims.REDUCED),
+        ("measured", made(HOLDS, full=True) + made(HOLDS), claims.REDUCED),
+        ("proved", made(HOLDS), claims.PROVED),
+        ("arithmetic", made(HOLDS, full=True), claims.ARITHMETIC),
+        ("measured", made(HOLDS, CONTRADICTED, UNDECIDED), claims.MIXED),
+        ("measured", made(CONTRADICTED, UNDECIDED), claims.NOT),
+        ("measured", made(HOLDS, UNDECIDED), UNDECIDED),
+        ("proved", made(CONTRADICTED), claims.NOT),
+        ("measured", made(HOLDS, NO_RECORD), claims.NO_RECORD),
+        ("measured", made(CONTRADICTED, NO_RECORD), claims.NO_RECORD),
+        ("measured", [], claims.NO_DATA),
+        ("measured", made(HOLDS, full=True) + made(CONTRADICTED, essential=False),
+         claims.REPRODUCED),
+        ("measured", made(HOLDS, HOLDS, essential=False), UNDECIDED),
+    ],
+)  # fmt: skip
+def test_verdict(kind, checks, expected):
+    assert claims.verdict(dict(kind=kind), checks) == expected
+
+
+def test_outcomes_in_words():
+    assert claims.told(made(HOLDS)) == "1 of 1 holds"
+    assert claims.told(made(HOLDS, UNDECIDED, CONTRADICTED)) == (
+        "1 of 3 hold, 1 contradicted, 1 undecided"
+    )
+    controls = made(HOLDS) + made(HOLDS, UNDECIDED, essential=False)
+    assert claims.told(controls) == "1 of 1 holds; controls: 1 of 2 hold, 1 undecided"
+
+
+# --- every rule can come out each way -------------------------------------------------------------
+
+NOISE = np.random.default_rng(1).standard_normal((2, 40))
+
+
+def imitation(check, settings, values):
+    """Return a record in which the check measures ``values``, one a seed (a sign for sooner)."""
+    w = {k: claims._named(v, settings) for k, v in check["with"].items()}
+    manifest = dict(profile="quick", settings=settings, paper="", experiment="")
+    if check["measure"] == "advantage":
+        sign = -1 if w["metric"] == "loss" else 1
+        runs = {w["a"]: 0.5 + sign * values, w["b"]: np.full(len(values), 0.5)}
+        frame = curves(runs, w["metric"], w["split"])
+        if w["metric"] != "loss":
+            frame = pd.concat([frame, curves({run: 0 * v + 0.5 for run, v in runs.items()})])
+    elif check["measure"] == "sooner":
+        base, parts = 1000.0, []
+        for run, Q, shift in ((w["a"], 10, values), (w["b"], 1, 0 * values)):
+            step = 3 * w["t_comm"] / Q + 1
+            for seed, s in enumerate(shift, start=1):
+                at = base * np.exp(-s) / step
+                clock = [0.0, at * 0.999, at, 9 * at]
+                part = dict(
+                    run=run,
+                    seed=seed,
+                    clock=clock,
+                    round=range(4),
+                    Q=Q,
+                    metric=w["metric"],
+                    split=w["split"],
+                    value=[0.0, 0.0, 1.0, 1.0],
+                )
+                parts.append(pd.DataFrame(part))  # fmt: skip
+        frame = pd.concat(parts)
+    elif check["measure"] == "slope":
+        x = np.array([1.0, 10, 50, 100, 1000])
+        rows = [dict(run=w["run"], seed=s, metric=w["metric"], split="train", value=i**v)
+                | {w["x"]: i} for s, v in enumerate(values, start=1) for i in x]  # fmt: skip
+        frame = pd.DataFrame(rows)
+    elif check["measure"] == "diverged":
+        frame = curves({w["run"]: np.where(values > 0.5, NAN, 1.0)})
+    else:
+        columns = {k: v for k, v in w.items() if k not in ("run", "metric", "split")}
+        frame = curves({w["run"]: values}, w["metric"], w.get("split", "time"), **columns)
+    return record(frame, **manifest)
+
+
+def judged(monkeypatch, paper, claim, check, values):
+    settings = catalogue.settings(paper, check["experiment"], "smoke") | {"seeds": 5}
+    settings.pop("dataset", None)
+    held = imitation(check, settings, np.asarray(values, dtype=float))
+    monkeypatch.setattr(claims.records, "load", lambda *names: held)
+    return claims._check(paper, claim, check, None).outcome
+
+
+@every_check
+def test_a_record_can_support_contradict_or_leave_open_every_rule(paper, claim, check, monkeypatch):
+    few = np.array([-2.0, -1.0, 0.0, 1.0, 2.0])
+    small = 1e-4 * few
+    if check["asks"] == "better":
+        s = claims._smallest(claim, check)
+        good, bad, open_ = 3 * s + small, -3 * s + small, 40 * s * few
+        assert judged(monkeypatch, paper, claim, check, s / 3 + small) == CONTRADICTED, "the same"
+    elif check["asks"] == "same":
+        s = claims._smallest(claim, check)
+        good, bad, open_ = small, 3 * s + small, 40 * s * few
+    else:
+        least, most = (np.clip(end, -1e3, 1e3) for end in check["bounds"])
+        middle, width = (least + most) / 2, max(most - least, 0.1)
+        good, bad, open_ = middle + 0 * few, most + width + 0 * few, middle + 40 * width * few
+        if math.isinf(check["bounds"][1]):
+            bad = least - width + 0 * few
+        if check["measure"] == "diverged":
+            good, bad, open_ = 1 + 0 * few, 0 * few, few > 0
+    assert judged(monkeypatch, paper, claim, check, good) == HOLDS
+    assert judged(monkeypatch, paper, claim, check, bad) == CONTRADICTED
+    if check["measure"] in ("advantage", "sooner", "slope"):  # the others have nothing random
+        assert judged(monkeypatch, paper, claim, check, open_) == UNDECIDED
+        two = judged(monkeypatch, paper, claim, check, good[:2])
+        assert two == (UNDECIDED if claim["kind"] == "measured" else HOLDS), "too few seeds"
+
+
+@every_check
+def test_noise_in_place_of_the_curve_is_not_taken_for_support(paper, claim, check, monkeypatch):
+    if check["measure"] not in ("advantage", "sooner", "slope"):
+        pytest.skip("nothing random")
+    wrong = sum(
+        judged(monkeypatch, paper, claim, check, 3 * NOISE.reshape(-1)[5 * i : 5 * i + 5]) == HOLDS
+        for i in range(8)
+    )
+    assert wrong <= 1
+
+
+# --- the claims as they stand ---------------------------------------------------------------------
+
+
+def test_all_claims_of_the_specification_are_there():
+    assert {f"GFA-C{k}" for k in range(1, 9)} | {"GFA-C1-control"} <= set(IDS)
+    assert len(IDS) == len(set(IDS))
+
+
+@every_claim
+def test_claim_is_complete(paper, claim):
+    assert claim["statement"] and claim["where"] and claim["paper_reports"] and claim["expected"]
+    assert claim["kind"] in claims.KINDS
+    words = [check["what"] for check in claim["check"]]
+    assert words and len(set(words)) == len(words)
+    for check in claim["check"]:
+        keys = {"asks", "experiment", "measure", "what", "with"}
+        keys |= {"bounds"} if check["asks"] == "within" else set()
+        assert set(check) - {"essential"} == keys
+        if check["asks"] in ("better", "same"):
+            assert claims._smallest(claim, check) > 0 and claim["because"]
+        else:
+            assert check["bounds"][0] <= check["bounds"][1]
+
+
+@every_check
+def test_the_runs_of_a_rule_are_those_of_every_profile(paper, claim, check):
+    """Smoke and the stored records by their rows, the paper's profile by its settings."""
+    for profile in catalogue.profiles(paper, check["experiment"]):
+        settings = catalogue.settings(paper, check["experiment"], profile)
+        asked = {claims._named(v, settings) for k, v in check["with"].items()
+                 if k in ("a", "b", "run")}  # fmt: skip
+        try:
+            runs = set(records.load(paper, check["experiment"], profile).frame["run"])
+        except records.MissingRecord:
+            study = experiments.tuning.study(settings["kind"])
+            names = getattr(importlib.import_module(study.__module__), "runs_of", None)
+            listed = names(settings) if names else settings["runs"]
+            runs = {run["run"] for run in listed} or asked
+        assert asked <= runs or (profile == "smoke" and _smaller(settings, asked, runs)), profile
+
+
+def _smaller(settings, asked, runs):
+    """A smoke run may leave out values of Q that others have; it names the rest alike."""
+    left = {name for name in asked - runs if name.startswith("Q=")}
+    return left == asked - runs and all(
+        int(name.split(",")[0][2:]) not in settings["local_steps"] for name in left
+    )
+
+
+@every_claim
+def test_verdict_is_the_expected_one(paper, claim):
+    (row,) = (row for row in claims.judge(paper) if row["id"] == claim["id"])
+    assert row["verdict"] == claim["expected"], row["told"]
+
+
+def test_rows_hold_what_readers_and_machines_need():
+    rows = claims.judge(PAPER)
+    assert [row["id"] for row in rows] == [claim["id"] for claim in claims.table(PAPER)]
+    for row, claim in zip(rows, claims.table(PAPER), strict=True):
+        assert row["verdict"] in claims.VERDICTS and row["statement"] == claim["statement"]
+        found = claims.checks(PAPER, row["id"])
+        assert row["checks"] == [vars(check) for check in found]
+        assert row["told"] == claims.told(found)
+    counts = claims.count(rows)
+    assert tuple(counts) == claims.VERDICTS and sum(counts.values()) == len(rows)
+    assert counts["mixed"] == sum(row["verdict"] == "mixed" for row in rows)
+
+
+def test_without_records_there_is_no_verdict(tmp_path):
+    for row in claims.judge(PAPER, tmp_path):
+        assert row["verdict"] == claims.NO_RECORD and row["profile"] == ""
+        assert {check["measured"] for check in row["checks"]} == {claims.NO_RECORD}
+
+
+def test_unknown_names_list_the_valid_ones():
+    with pytest.raises(FedlibError, match=r"Did you mean 'participation'\?"):
+        claims.judge("participaton")
+    with pytest.raises(FedlibError, match=r"claim 'GFA-C9'\. .*Valid: GFA-C1, "):
+        claims.checks(PAPER, "GFA-C9")
+    entry = dict(asks="better", experiment="fig1", measure="advantag", what="") | {"with": {}}
+    with pytest.raises(FedlibError, match=r"'advantag'\. Did you mean 'advantage'\?"):
+        claims._check(PAPER, {}, entry, None)
+    with pytest.raises(FedlibError, match=r"question 'beter'\. Did you mean 'better'\?"):
+        claims._check(PAPER, {}, entry | dict(asks="beter", measure="advantage"), None)
+
+
+# --- scale, data and foresight --------------------------------------------------------------------
+
+IDEAL = {"amplified": 0.3, "wait-minibatch": 0.4, "wait-full": 0.405, "matched-rate": 0.5,
+         "no-amplification": 0.6}  # fmt: skip
+
+
+def fig1(tmp_path, losses, profile="quick", **manifest):
+    """Store Figure 1 with these final losses (accuracy is one minus loss); judge GFA-C1."""
+    noise = 0.001 * np.arange(5)
+    loss = curves({run: value + noise for run, value in losses.items()})
+    accuracy = curves({r: 1 - v + noise for r, v in losses.items()}, "accuracy", "test")
+    settings = catalogue.settings(PAPER, "fig1", profile) | {"seeds": 5}
+    base = dict(paper=PAPER, experiment="fig1", profile=profile, settings=settings)
+    records.save(tmp_path, pd.concat([loss, accuracy]), base | {"fidelity": "canonical"} | manifest)
+    (row,) = (row for row in claims.judge(PAPER, tmp_path) if row["id"] == "GFA-C1")
+    return row
+
+
+def test_order_in_the_record_decides(tmp_path):
+    row = fig1(tmp_path, IDEAL)
+    assert row["verdict"] == claims.REDUCED and row["told"] == "5 of 5 hold"
+    assert row["profile"] == "quick" and row["record"] == "fig1.quick"
+    swapped = IDEAL | {"amplified": IDEAL["no-amplification"], "no-amplification": 0.3}
+    assert fig1(tmp_path, swapped)["told"] == "1 of 5 hold, 4 contradicted"
+    backwards = {run: -value for run, value in IDEAL.items()} | {"wait-full": -0.5}
+    assert fig1(tmp_path, backwards)["verdict"] == claims.NOT
+
+
+def test_reproduced_needs_the_paper_s_data_and_scale(tmp_path):
+    assert fig1(tmp_path, IDEAL, "paper")["verdict"] == claims.REPRODUCED
+    assert fig1(tmp_path, IDEAL, "paper", fidelity="re-encoded")["verdict"] == claims.REDUCED
+    substitute = catalogue.settings(PAPER, "fig1", "paper") | {"dataset": "digits", "seeds": 5}
+    assert fig1(tmp_path, IDEAL, "paper", settings=substitute)["verdict"] == claims.REDUCED
+
+
+def test_fewer_seeds_than_the_profile_asks_for_decide_nothing(tmp_path):
+    wanted = catalogue.settings(PAPER, "fig1", "quick") | {"seeds": 6}
+    row = fig1(tmp_path, IDEAL, settings=wanted)
+    assert row["verdict"] == UNDECIDED
+    assert {check["why"] for check in row["checks"]} == {"5 seeds are fewer than 6"}
+
+
+def test_intervals_are_simultaneous_over_the_checks_of_a_claim(tmp_path):
+    row = fig1(tmp_path, IDEAL)
+    record_ = records.load(PAPER, "fig1", "quick", tmp_path)
+    got = claims.advantage(record_, "amplified", "wait-minibatch", "loss", "train")
+    assert row["checks"][0]["measured"] == got.words(1 - 0.05 / 5)
+
+
+def test_a_record_without_the_run_counts_as_no_record(tmp_path):
+    row = fig1(tmp_path, {run: v for run, v in IDEAL.items() if run != "amplified"})
+    assert row["verdict"] == claims.NO_RECORD
+
+
+def test_whether_the_rule_is_older_than_the_record(tmp_path):
+    now = claims.rules(PAPER, "fig1")
+    assert set(now) == {"GFA-C1", "GFA-C1-control"}
+    assert fig1(tmp_path, IDEAL, rules=now)["foreseen"]
+    assert not fig1(tmp_path, IDEAL, rules=now | {"GFA-C1": "another"})["foreseen"]
+    assert not fig1(tmp_path, IDEAL)["foreseen"], "not recorded is not foreseen"
+
+
+def test_the_hash_of_a_rule_sees_what_decides_and_no_words():
+    claim = claims.table(PAPER)[0]
+    first = claim["check"][0]
+    for same in (claim | {"statement": "x", "note": "y"},
+                 claim | {"check": [first | {"what": "z"}, *claim["check"][1:]]}):  # fmt: skip
+        assert claims._rule(same) == claims._rule(claim)
+    for other in (claim | {"kind": "proved"}, claim | {"smallest": {"loss": 0.1}},
+                  claim | {"check": [first | {"essential": False}, *claim["check"][1:]]},
+                  claim | {"check": claim["check"][1:]}):  # fmt: skip
+        assert claims._rule(other) != claims._rule(claim)
+
+
+def test_a_run_keeps_the_rules_of_its_day(tmp_path):
+    held = experiments.run(PAPER, "figB2", "smoke", out=tmp_path, progress=False)
+    assert held.manifest["rules"] == claims.rules(PAPER, "figB2") != {}

@@ -141,22 +141,74 @@ def test_a_notebook_page_offers_download_and_colab(notebook, html):
     assert "begin there with %pip install git+https://" in page, "the hint on the Colab button"
 
 
-def test_every_claim_and_every_check_is_on_the_scoreboard(html):
+def text_of(fragment: str) -> str:
+    """Return the words of a piece of HTML."""
+    words = re.sub(r"<[^>]*>", " ", fragment).replace("\N{MINUS SIGN}", "-")
+    return re.sub(r"\s+", " ", unescape(words)).replace("\N{NO-BREAK SPACE}", " ")
+
+
+def cards(html) -> dict[str, str]:
+    """Return the HTML of every claim's card, by the claim's address."""
     page = (html / "book" / "scoreboard.html").read_text("utf-8")
-    counted = {"holds": 0, "fails": 0, "open": 0}
-    for paper, claim in ((p, c["id"]) for p in claims.papers() for c in claims.table(p)):
-        assert f'id="{claim.lower()}"' in page
-        for check in claims.checks(paper, claim):
-            counted[{True: "holds", False: "fails", None: "open"}[check.holds]] += 1
-    shown = {word: page.count(f'check-sign check-{word}"') for word in counted}
-    assert shown == counted
+    parts = re.split(r'<div class="claim[^"]*" id="([^"]+)"', page)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def plain(text: str) -> str:
+    """Return Markdown without the marks that a page does not show."""
+    return re.sub(r"\s+", " ", re.sub(r"[`*$\\\\]", "", text)).strip()
+
+
+def test_each_card_has_its_own_verdict_checks_and_words(html):
+    found = cards(html)
+    for paper in claims.papers():
+        for row in claims.judge(paper):
+            card = found[row["id"].lower()]
+            words = text_of(card)
+            assert f'verdict-{row["verdict"].replace(" ", "-")}"' in card
+            theirs, ours = words.split("We measure", 1)
+            assert plain(row["statement"])[:40] in theirs
+            assert plain(row["paper_reports"])[:25] in theirs.split("The paper reports", 1)[1]
+            signs = re.findall(r'check-sign check-([\w-]+)"', card)
+            assert signs == [c["outcome"].replace(" ", "-") for c in row["checks"]]
+            for check in row["checks"]:
+                if check["outcome"] != claims.NO_RECORD:
+                    assert check["measured"] in ours
+                assert check["asked"] in ours
+            assert f"younger than the record. {row['changed'][:20]}" in ours or row["foreseen"]
+
+
+def test_the_overview_counts_and_states_every_claim(html):
+    page = (html / "book" / "scoreboard.html").read_text("utf-8")
+    lists = re.findall(r'<table class="[^"]*claims-list.*?</table>', page, re.S)
+    lines = [text_of(line) for part in lists for line in re.findall(r"<tr.*?</tr>", part, re.S)]
+    for paper in claims.papers():
+        for row in claims.judge(paper):
+            (line,) = (line for line in lines if f" {row['id']} " in line)
+            assert f"{row['verdict']} {row['told']}" in line
+            assert plain(row["statement"])[:40] in line
+
+
+def test_the_front_page_counts_the_verdicts(html):
+    page = (html / "book" / "index.html").read_text("utf-8")
+    (summary,) = re.findall(r'<table class="[^"]*claims-summary.*?</table>', page, re.S)
+    lines = [text_of(line) for line in re.findall(r"<tr.*?</tr>", summary, re.S)][1:]
+    for paper, line in zip(claims.papers(), lines, strict=True):
+        rows = claims.judge(paper)
+        assert f"{len(rows)} claims" in line
+        for verdict, count in claims.count(rows).items():
+            shown = re.search(rf"(\d+) {verdict}", line)
+            assert (int(shown.group(1)) if shown else 0) == count
 
 
 def test_every_erratum_has_an_address(html):
     page = (html / "book" / "errata.html").read_text("utf-8")
-    for path in (build.ROOT / "data" / "errata").glob("*.toml"):
+    seen = 0
+    for path in (build.ROOT / "data" / "papers").glob("*/errata.toml"):
         for erratum in tomllib.loads(path.read_text("utf-8"))["erratum"]:
             assert f'id="{erratum["id"].lower()}"' in page
+            seen += 1
+    assert seen > 20
 
 
 @every_page

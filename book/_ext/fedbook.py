@@ -22,7 +22,6 @@ from sphinx.util.docutils import SphinxDirective
 from fedlib.errors import FedlibError
 from fedlib.evidence import claims
 
-SIGNS = {True: "holds", False: "fails", None: "open"}
 TOLD = {
     "provenance": re.compile(r"Record \S+\.(smoke|quick|paper)\b.*\bcommit \S+"),
     "verdict-note": re.compile(r"[A-Z]{3,}\d?-C\S+: [A-Z ]+\."),
@@ -95,8 +94,7 @@ class ClaimsTable(Facts):
                 return [self.summary(judged)]
             laid = []
             for paper, rows in judged.items():
-                cards = [self.card(row, claims.checks(paper, row["id"])) for row in rows]
-                laid += [self.overview(rows), *cards]
+                laid += [self.overview(rows), *(self.card(row) for row in rows)]
             return laid
         except FedlibError as exc:
             raise self.error(f"claims-table: {exc}") from exc
@@ -129,16 +127,20 @@ class ClaimsTable(Facts):
         return paper.capitalize()
 
     def overview(self, rows: list[dict]) -> nodes.table:
-        """Return one short line a claim, each with a link to its card."""
+        """Return one line a claim: a link to its card, the statement, outcomes and verdict."""
         body = []
         for row in rows:
             place = nodes.make_id(row["id"])
             link = nodes.reference("", row["id"], internal=True, refid=place, classes=["fact-id"])
+            where = nodes.paragraph(text=row["where"], classes=["fact-source"])
             pill = nodes.paragraph("", "", self.verdict(row["verdict"]))
-            body.append([[nodes.paragraph("", "", link)], self.inline(row["where"]), [pill]])
-        return self.table(["claim", "in the paper", "verdict"], [28, 42, 30], body, ["claims-list"])
+            told = nodes.paragraph(text=row["told"], classes=["fact-source"])
+            name = [nodes.paragraph("", "", link), where]
+            body.append([name, self.inline(row["statement"]), [pill, told]])
+        heads = ["claim", "what it says", "verdict"]
+        return self.table(heads, [22, 50, 28], body, ["claims-list"])
 
-    def card(self, row: dict, checks: list) -> nodes.container:
+    def card(self, row: dict) -> nodes.container:
         """Return one claim: its statement, the paper and ours side by side, and where from."""
         card = _box("claim")
         head = nodes.paragraph("", "", self.anchored(row["id"], card), classes=["claim-head"])
@@ -147,32 +149,48 @@ class ClaimsTable(Facts):
         head += [nodes.Text(" · "), nodes.inline("", "", *words), self.verdict(row["verdict"])]
         reported = self.inline(row["paper_reports"])
         theirs = _box("claim-paper", _label("The paper reports"), *reported)
-        ours = _box("claim-ours", _label("We measure"), *self.measured(checks))
+        ours = _box("claim-ours", _label("We measure"), *self.measured(row["checks"]))
         card += [head, _box("claim-statement", *self.inline(row["statement"]))]
         card += _box("claim-sides", theirs, ours)
-        if row.get("note"):
+        if row["note"]:
             card += _box("claim-note", *self.inline(row["note"]))
-        if row.get("record"):
-            kind = "record" if row["profile"] else "experiment"
-            text = f"{kind}{'s' * (', ' in row['record'])}: {row['record']}"
-            card += nodes.paragraph(text=text, classes=["fact-source"])
+        if row["record"]:
+            card += self.origin(row)
         return card
 
-    def measured(self, checks: list) -> list[nodes.Node]:
-        """Return one item a check: whether it holds, the quantity, its value and its bounds."""
+    def origin(self, row: dict) -> nodes.container:
+        """Return where the verdict comes from: records, what matters and why, how old the rule."""
+        kind = "record" if row["profile"] else "experiment"
+        lines = [f"{kind}{'s' * (', ' in row['record'])}: {row['record']}"]
+        if row["because"]:
+            lines.append(f"smallest difference that matters: {row['because']}")
+        if row["profile"] and row["foreseen"]:
+            lines.append("The rule is older than the record.")
+        elif row["profile"]:
+            lines.append(f"The rule is younger than the record. {row['changed']}".rstrip())
+        paragraphs = [nodes.paragraph(text=line, classes=["fact-source"]) for line in lines]
+        return _box("claim-origin", *paragraphs)
+
+    def measured(self, checks: list[dict]) -> list[nodes.Node]:
+        """Return one item a check: its outcome, the quantity, its value and what was asked."""
         if not checks:
             return [nodes.paragraph(text="Nothing: there are no data for it here.")]
         items = nodes.bullet_list(classes=["checks"])
         for check in checks:
-            word = SIGNS[check.holds]
-            sign = nodes.inline("", word, classes=["check-sign", f"check-{word}"])
-            value = nodes.strong(text=_minus(check.measured), classes=["check-value"])
-            seen = [] if check.holds is None else [value, nodes.Text(" ")]
-            asked = nodes.inline("", f"asked: {_minus(check.bounds)}", classes=["check-bounds"])
+            word = check["outcome"]
+            sign = nodes.inline("", word, classes=["check-sign", f"check-{nodes.make_id(word)}"])
+            value = nodes.strong(text=_minus(check["measured"]), classes=["check-value"])
+            seen = [] if word == claims.NO_RECORD else [value, nodes.Text(" ")]
+            why = f" ({check['why']})" * bool(check["why"])
+            asked = f"asked: {_minus(check['asked'])}{why}"
+            quantity = check["quantity"] + " (control)" * (not check["essential"])
             lines = (
-                nodes.paragraph(text=_together(check.quantity), classes=["check-what"]),
-                nodes.paragraph("", "", *seen, asked, classes=["check-seen"]),
-            )
+                nodes.paragraph(text=_together(quantity), classes=["check-what"]),
+                nodes.paragraph(
+                    "", "", *seen, nodes.inline("", asked, classes=["check-bounds"]),
+                    classes=["check-seen"],
+                ),
+            )  # fmt: skip
             items += nodes.list_item("", nodes.paragraph("", "", sign), _box("check", *lines))
         return [items]
 

@@ -5,6 +5,7 @@ Facts live in ``data/datasets/NAME.toml``.
 
 from __future__ import annotations
 
+import hashlib
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -117,6 +118,15 @@ class Dataset:
     card: Card
     hashes: dict[str, str]
     fidelity: str
+
+
+def fingerprint(*arrays: Any) -> str:
+    """Return the SHA-256 of arrays as a study uses them: pooled, normalised, in their order."""
+    found = hashlib.sha256()
+    for array in map(np.ascontiguousarray, arrays):
+        found.update(f"{array.dtype} {array.shape}".encode())
+        found.update(array.data)
+    return found.hexdigest()
 
 
 def all_cards() -> dict[str, Card]:

@@ -1,14 +1,16 @@
 """Claims of the papers, judged from stored records.
 
-A claim is a statement with checks. A check measures one quantity in a record and asks whether
-its interval lies inside bounds that were fixed before the record was looked at. The verdict
-follows from the checks; nobody types it.
+A claim is a statement with checks. A check measures one quantity in a record, with an interval
+over seeds, and compares it with what was asked before the record was made. It has three outcomes:
+it *holds*, it is *contradicted*, or it is *undecided*. The verdict follows from the outcomes;
+nobody types it.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+import re
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,38 +21,35 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from fedlib import paths
+from fedlib import datasets, paths
 from fedlib.errors import FedlibError, unknown
 from fedlib.evidence import records
+from fedlib.evidence.freshness import digest
+from fedlib.evidence.records import Record
+
+HOLDS, CONTRADICTED, UNDECIDED = "holds", "contradicted", "undecided"
 
 REPRODUCED = "reproduced"
-PARTLY = "partly"
-NOT = "not reproduced"
 REDUCED = "at reduced scale"
-NO_DATA = "needs data we may not ship"
+MIXED = "mixed"
+NOT = "not reproduced"
+PROVED = "proved"
+ARITHMETIC = "arithmetic"
+NO_DATA = "needs data"
 NO_RECORD = "no record"
-VERDICTS = (REPRODUCED, REDUCED, PARTLY, NOT, NO_DATA, NO_RECORD)
+VERDICTS = (
+    *(REPRODUCED, REDUCED, MIXED, NOT, UNDECIDED),
+    *(PROVED, ARITHMETIC, NO_DATA, NO_RECORD),
+)
+
+KINDS = {"measured": REPRODUCED, "proved": PROVED, "arithmetic": ARITHMETIC}
+FEWEST = 5  # seeds; from fewer there is no verdict on a sign or on sameness
+LOST = 10  # times the loss of guessing: a run that ends above has diverged, finite or not
+FINAL = 0.1  # the share of a run over which "final" is the mean
 
 
 class MissingRows(FedlibError):
-    """A record that does not hold the runs a check asks for, as one of a smaller profile."""
-
-
-@dataclass(frozen=True)
-class Measured:
-    """A quantity with its interval, and words for what was seen.
-
-    Attributes
-    ----------
-    low, high
-        The interval; equal when there is nothing random.
-    text
-        The value for readers, with its interval.
-    """
-
-    low: float
-    high: float
-    text: str
+    """A record that does not hold the runs a check asks for."""
 
 
 def papers() -> list[str]:
@@ -58,136 +57,264 @@ def papers() -> list[str]:
     return [name for name, home in paths.papers().items() if (home / "claims.toml").is_file()]
 
 
-@functools.cache
 def table(paper: str) -> list[dict[str, Any]]:
-    """Return a paper's claims as they stand in the paper's ``claims.toml``."""
+    """Return a paper's claims as they stand in its ``claims.toml``."""
     if paper not in papers():
         raise unknown("paper", paper, papers())
-    text = (paths.paper_folder(paper) / "claims.toml").read_text("utf-8")
-    return tomllib.loads(text)["claim"]
+    return _read(paths.paper_folder(paper) / "claims.toml")
 
 
-# ------------------------------------------------------------------ from samples to an interval
+@functools.cache
+def _read(path: Path) -> list[dict[str, Any]]:
+    return tomllib.loads(path.read_text("utf-8"))["claim"]
 
 
-def _interval(samples: np.ndarray) -> Measured:
-    """Return mean and 95 % t-interval over seeds; a single sample stands for itself."""
-    mean = float(np.mean(samples))
-    if len(samples) < 2 or not np.isfinite(samples).all():
-        return Measured(mean, mean, f"{mean:.4g}")
-    half = float(stats.t.ppf(0.975, len(samples) - 1) * stats.sem(samples))
-    digits = max(0, 1 - math.floor(math.log10(half))) if half > 0 else 6
-    return Measured(mean - half, mean + half, f"{mean:.{digits}f} ± {half:.{digits}f}")
+def rules(paper: str, experiment: str | None = None) -> dict[str, str]:
+    """Return a hash of what decides each claim, by id: its checks, without the words.
 
-
-def last(frame: pd.DataFrame, run: str, metric: str, split: str, window: float = 0.03) -> pd.Series:
-    """Return each seed's mean over the last share ``window`` of its evaluations."""
-    rows = frame[(frame["run"] == run) & (frame["metric"] == metric) & (frame["split"] == split)]
-    if rows.empty:
-        raise MissingRows(
-            f"The record has no rows for run '{run}', metric '{metric}', split '{split}'."
-        )
-    per_seed = rows.pivot_table(index="round", columns="seed", values="value", dropna=False)
-    keep = max(1, round(window * len(per_seed)))
-    return per_seed.iloc[-keep:].mean(skipna=False)
-
-
-def paired(frame: pd.DataFrame, a: str, b: str, metric: str, split: str, window=0.03) -> Measured:
-    """Final value of run ``a`` minus that of run ``b``, paired by seed."""
-    one, other = (last(frame, run, metric, split, window) for run in (a, b))
-    broken = [run for run, v in ((a, one), (b, other)) if not np.isfinite(v).all()]
-    if broken == [a] and not np.isfinite(one).any():
-        return Measured(np.inf, np.inf, f"{a} diverged in all {len(one)} seeds")
-    if broken:
-        counts = ", ".join(
-            f"{run} diverged in {int((~np.isfinite(v)).sum())} of {len(v)} seeds"
-            for run, v in ((a, one), (b, other))
-            if run in broken
-        )
-        return Measured(-np.inf, np.inf, counts)
-    return _interval((one - other.reindex(one.index)).to_numpy())
-
-
-def final(frame: pd.DataFrame, run: str, metric: str, split: str, window: float = 0.0) -> Measured:
-    """Final value of one run."""
-    return _interval(last(frame, run, metric, split, window).to_numpy())
-
-
-def diverged(frame: pd.DataFrame, run: str, metric: str = "loss", split: str = "train") -> Measured:
-    """Share of seeds whose run ended without a finite value."""
-    values = last(frame, run, metric, split, 0.0)
-    count = int((~np.isfinite(values)).sum())
-    return Measured(count / len(values), count / len(values), f"{count} of {len(values)} seeds")
-
-
-def slope(frame: pd.DataFrame, run: str, metric: str, x: str, start: float = 0) -> Measured:
-    """Slope of log value against log ``x``, from ``x >= start``, one fit a seed."""
-    rows = frame[(frame["run"] == run) & (frame["metric"] == metric) & (frame[x] >= start)]
-    fits = [
-        np.polyfit(np.log(own[x]), np.log(own["value"]), 1)[0] for _, own in rows.groupby("seed")
-    ]
-    return _interval(np.array(fits))
-
-
-def largest(frame: pd.DataFrame, run: str, metric: str, **where: Any) -> Measured:
-    """Largest value over seeds, where the given columns have one of the given values."""
-    rows = frame[(frame["run"] == run) & (frame["metric"] == metric)]
-    for column, wanted in where.items():
-        rows = rows[rows[column].isin(wanted if isinstance(wanted, list) else [wanted])]
-    if rows.empty:
-        raise MissingRows(f"The record has no rows for run '{run}', metric '{metric}', {where}.")
-    value = float(rows["value"].max(skipna=False))
-    return Measured(value, value, f"{value:.3g}")
-
-
-def at_equal_time(
-    frame: pd.DataFrame, a: str, b: str, metric: str, split: str, t_comm: float
-) -> Measured:
-    """Run ``a`` minus run ``b`` at the latest time that both reach, paired by seed.
-
-    A local step takes ``3 t_comm/Q + 1`` time units; values between evaluations are
-    interpolated. For records with the columns Q and clock (local steps).
+    Parameters
+    ----------
+    experiment
+        Only the claims with a check on this experiment; default all.
     """
-    return _interval(_gap_in_time(frame, a, b, metric, split, t_comm))
+    return {
+        claim["id"]: _rule(claim)
+        for claim in table(paper)
+        if experiment in (None, *(check["experiment"] for check in claim.get("check", [])))
+    }
 
 
-def gap_growth(
-    frame: pd.DataFrame, a: str, b: str, metric: str, split: str, low: float, high: float
+def _rule(claim: dict[str, Any]) -> str:
+    checks = [{k: v for k, v in check.items() if k != "what"} for check in claim.get("check", [])]
+    return digest([claim["kind"], claim.get("smallest", {}), checks])
+
+
+# ------------------------------------------------------------------ one quantity, seed by seed
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A quantity in a record, one value a seed.
+
+    Attributes
+    ----------
+    low, high
+        ``[seeds]``: between which bounds each seed's value lies; equal where it is known exactly.
+    text
+        How the value is to be read, with ``{}`` for the number.
+    ratio
+        The values are natural logarithms of ratios, and are shown as ratios.
+    lost
+        Words on runs that diverged, or "".
+    """
+
+    low: np.ndarray
+    high: np.ndarray
+    text: str = "{}"
+    ratio: bool = False
+    lost: str = ""
+
+    def interval(self, level: float) -> tuple[float, float]:
+        """Return the t-interval of the mean over seeds; a single seed stands for itself.
+
+        It is the whole line when some seeds diverged and others did not, and a point at infinity
+        when all did.
+        """
+        ends = []
+        for values, sign in ((self.low, -1), (self.high, 1)):
+            if len(values) == 1 or (np.isinf(values).all() and len(set(values)) == 1):
+                ends.append(float(values[0]))
+            elif np.isfinite(values).all():
+                half = stats.t.ppf((1 + level) / 2, len(values) - 1) * stats.sem(values)
+                ends.append(float(values.mean() + sign * half))
+            else:
+                ends.append(sign * math.inf)
+        return (-math.inf, math.inf) if np.isnan(ends).any() else (ends[0], ends[1])
+
+    def words(self, level: float) -> str:
+        """Return the value for readers, with its interval."""
+        low, high = self.interval(level)
+        if self.lost:
+            return self.lost
+        if self.ratio:
+            low, high = (math.exp(min(end, 700)) for end in (low, high))
+            if low == 0 and high > 1e300:
+                return "not to be told"
+            number = f"{low:.2g} to {high:.2g}" if high < 1e300 else f"above {low:.2g}"
+            return self.text.format(number)
+        if low == high:
+            return self.text.format(f"{low:.4g}")
+        if math.isinf(low) or math.isinf(high):
+            return self.text.format(f"{low:.3g} to {high:.3g}")
+        half = (high - low) / 2
+        digits = min(6, max(0, 1 - math.floor(math.log10(half)))) if half > 0 else 6
+        return self.text.format(f"{(low + high) / 2:.{digits}f} ± {half:.{digits}f}")
+
+
+def _exactly(values: Any, text: str = "{}", lost: str = "") -> Measured:
+    values = np.atleast_1d(np.asarray(values, dtype=float))
+    return Measured(values, values, text, lost=lost)
+
+
+def rows(record: Record, run: str, metric: str, split: str | None = None, **where: Any):
+    """Return a record's rows of one run and metric, where columns have one of the given values.
+
+    Raises
+    ------
+    MissingRows
+        When there are none.
+    """
+    frame, asked = record.frame, dict(run=run, metric=metric) | ({"split": split} if split else {})
+    for column, wanted in (asked | where).items():
+        frame = frame[frame[column].isin(wanted if isinstance(wanted, list) else [wanted])]
+    if frame.empty:
+        raise MissingRows(f"The record {record.path.name} has no rows for {asked | where}.")
+    return frame
+
+
+def last(record: Record, run: str, metric: str, split: str, share: float = FINAL) -> pd.Series:
+    """Return each seed's mean over the last ``share`` of the rounds; NaN where it diverged.
+
+    A run has diverged when a value is not finite, or when its training loss stays above ten times
+    that of guessing.
+    """
+    values = _late(rows(record, run, metric, split), share).mean(skipna=False)
+    values[~np.isfinite(values)] = np.nan
+    ceiling = _ceiling(record)
+    if math.isfinite(ceiling):
+        loss = _late(rows(record, run, "loss", "train"), share)
+        values[~(loss <= ceiling).any()] = np.nan
+    return values
+
+
+def _late(found: pd.DataFrame, share: float) -> pd.DataFrame:
+    """Return ``[evaluations, seeds]`` of the last ``share`` of the rounds, at least one."""
+    finite = found["value"].where(found["value"].abs() < 1e30)  # beyond it sums overflow
+    wide = found.assign(value=finite).pivot(index="round", columns="seed", values="value")
+    first, stop = wide.index.min(), wide.index.max()
+    late = wide[wide.index > stop - share * (stop - first)]
+    return late if len(late) else wide.iloc[-1:]
+
+
+def _ceiling(record: Record) -> float:
+    name = record.manifest.get("settings", {}).get("dataset")
+    if name is None or not set(record.frame["metric"]) & {"accuracy", "f1"}:
+        return math.inf
+    return LOST * math.log(len(datasets.card(name).classes))
+
+
+def advantage(
+    record: Record, a: str, b: str, metric: str, split: str, share: float = FINAL
 ) -> Measured:
-    """How much the gap of :func:`at_equal_time` grows from ``t_comm = low`` to ``high``."""
-    gaps = [_gap_in_time(frame, a, b, metric, split, t) for t in (high, low)]
-    return _interval(gaps[0] - gaps[1])
+    """How much better run ``a`` ends than run ``b``, paired by seed: positive when ``a`` wins.
+
+    A run that diverged is infinitely worse than one that did not.
+    """
+    one, other = (last(record, run, metric, split, share) for run in (a, b))
+    if set(one.index) != set(other.index):
+        raise MissingRows(f"Runs '{a}' and '{b}' of {record.path.name} have different seeds.")
+    other = other.reindex(one.index)
+    gain = (other - one) if metric == "loss" else (one - other)
+    gain[one.isna() & other.notna()] = -math.inf
+    gain[one.notna() & other.isna()] = math.inf
+    counts = [f"{run} diverged in {n} of {len(v)} seeds"
+              for run, v in ((a, one), (b, other)) if (n := int(v.isna().sum()))]  # fmt: skip
+    return _exactly(gain.to_numpy(), lost=", ".join(counts))
 
 
-def _gap_in_time(frame, a, b, metric, split, t_comm) -> np.ndarray:
-    tables = []
-    for run in (a, b):
-        rows = frame[(frame["run"] == run) & (frame["metric"] == metric)]
-        rows = rows[rows["split"] == split]
-        if rows.empty:
-            raise MissingRows(f"The record has no rows for run '{run}', metric '{metric}'.")
-        wide = rows.pivot_table(index="clock", columns="seed", values="value", dropna=False)
-        wide.index = wide.index * (3 * t_comm / rows["Q"].iloc[0] + 1)
-        tables.append(wide)
-    until = min(table.index.max() for table in tables)
-    one, other = (
-        np.array([np.interp(until, table.index, table[seed]) for seed in tables[0]])
-        for table in tables
+def sooner(
+    record: Record, a: str, b: str, metric: str, split: str, target: float, t_comm: float
+) -> Measured:
+    """How many times sooner run ``a`` reaches a target than run ``b``, as a natural logarithm.
+
+    A local step takes ``3 t_comm/Q + 1`` time units. What is known of the time is only that it
+    lies between two evaluations, the later of which is the first that reaches the target, or
+    after the end; each seed's ratio is therefore a range.
+
+    Parameters
+    ----------
+    target
+        A loss to fall to, or an accuracy or F1 to rise to.
+    """
+    (a_low, a_high), (b_low, b_high) = (
+        _reached(rows(record, run, metric, split), target, t_comm, metric == "loss")
+        for run in (a, b)
     )
-    return one - other
+    with np.errstate(divide="ignore", invalid="ignore"):
+        low, high = np.log(b_low / a_high), np.log(b_high / a_low)
+    never = np.isinf(a_high) & np.isinf(b_high)
+    low = np.where(never | np.isnan(low), -math.inf, low)
+    return Measured(low, np.where(never | np.isnan(high), math.inf, high), "{} times", ratio=True)
+
+
+def _reached(
+    found: pd.DataFrame, target: float, t_comm: float, fall: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    wide = found.pivot(index="clock", columns="seed", values="value")
+    times = np.asarray(wide.index) * (3 * t_comm / found["Q"].iloc[0] + 1)
+    low, high = np.full(wide.shape[1], times[-1]), np.full(wide.shape[1], math.inf)
+    for j, values in enumerate(wide.to_numpy().T):
+        there = np.flatnonzero(values <= target if fall else values >= target)
+        if len(there):
+            low[j], high[j] = times[max(there[0] - 1, 0)], times[there[0]]
+    return low, high
+
+
+def final(record: Record, run: str, metric: str, split: str) -> Measured:
+    """The value of one run at its last evaluation."""
+    values = _late(rows(record, run, metric, split), 0.0).iloc[-1]
+    return _exactly(values.to_numpy())
+
+
+def diverged(record: Record, run: str) -> Measured:
+    """Share of seeds whose run diverged, see :func:`last`."""
+    values = last(record, run, "loss", "train")
+    return _exactly(values.isna().mean(), f"{int(values.isna().sum())} of {len(values)} seeds")
+
+
+def slope(record: Record, run: str, metric: str, x: str, start: float = 0) -> Measured:
+    """Slope of log value against log ``x``, from ``x >= start``, one fit a seed."""
+    found = rows(record, run, metric)
+    found = found[found[x] >= start]
+    return _exactly(
+        [np.polyfit(np.log(own[x]), np.log(own["value"]), 1)[0] for _, own in found.groupby("seed")]
+    )
+
+
+def largest(record: Record, run: str, metric: str, **where: Any) -> Measured:
+    """Largest value over seeds, where the given columns have one of the given values."""
+    return _exactly(float(rows(record, run, metric, **where)["value"].max(skipna=False)))
 
 
 MEASURES: dict[str, Callable[..., Measured]] = {
-    "paired": paired,
+    "advantage": advantage,
+    "sooner": sooner,
     "final": final,
     "diverged": diverged,
     "slope": slope,
     "largest": largest,
-    "at_equal_time": at_equal_time,
-    "gap_growth": gap_growth,
 }
 
-# ------------------------------------------------------------------ from checks to a verdict
+# ------------------------------------------------------------------ from a quantity to an outcome
+
+
+def better(low: float, high: float, s: float) -> str:
+    """Is it better, by an amount that matters? ``s`` is the smallest that does."""
+    if high < 0 or (-s < low and high < s):
+        return CONTRADICTED
+    return HOLDS if low > 0 else UNDECIDED
+
+
+def same(low: float, high: float, s: float) -> str:
+    """Is the difference smaller than ``s``?"""
+    return within(low, high, -s, s)
+
+
+def within(low: float, high: float, least: float, most: float) -> str:
+    """Does it lie in a band?"""
+    if least <= low and high <= most:
+        return HOLDS
+    return CONTRADICTED if high < least or low > most else UNDECIDED
 
 
 @dataclass(frozen=True)
@@ -196,66 +323,132 @@ class Check:
 
     Attributes
     ----------
-    quantity, bounds
-        What was measured, and where it has to lie.
+    quantity
+        What was measured.
+    asked
+        What was asked of it.
     measured
         Its value with the interval, or ``"no record"``.
-    holds
-        Whether the interval lies inside the bounds; None without a record.
+    outcome
+        ``"holds"``, ``"contradicted"``, ``"undecided"``, or ``"no record"``.
+    essential
+        Whether the verdict depends on it.
     record, profile
         The record it was read from.
+    full
+        Whether that record has the paper's data and scale.
+    why
+        Why nothing was decided, where numbers alone do not say it.
     """
 
     quantity: str
-    bounds: str
+    asked: str
     measured: str
-    holds: bool | None
-    record: str
-    profile: str
+    outcome: str
+    essential: bool = True
+    record: str = ""
+    profile: str = ""
+    full: bool = False
+    why: str = ""
 
 
-def _words(low: float, high: float) -> str:
-    if low == high:
-        return f"exactly {low:g}"
-    if np.isinf(high):
-        return f"above {low:g}"
-    return f"below {high:g}" if np.isinf(low) else f"between {low:g} and {high:g}"
+def _words(check: dict[str, Any], s: float) -> str:
+    if check["measure"] == "sooner":
+        return f"above 1, and not all within a factor {math.exp(s):g}"
+    if check["asks"] == "better":
+        return f"above 0, and not all within ±{s:g}"
+    if check["asks"] == "same":
+        return f"within ±{s:g}"
+    least, most = check["bounds"]
+    if least == most:
+        return f"exactly {least:g}"
+    if math.isinf(most):
+        return f"at least {least:g}"
+    return f"at most {most:g}" if math.isinf(least) else f"between {least:g} and {most:g}"
 
 
-def _check(paper: str, entry: dict[str, Any], out: str | Path | None) -> Check:
+def _named(value: Any, settings: dict[str, Any]) -> Any:
+    """Put roles in their places: ``{clients_grid.smallest}`` is the least of that setting."""
+    if not isinstance(value, str):
+        return value
+
+    def role(match: re.Match) -> str:
+        key, which = match.group(1), match.group(2)
+        held = settings[key]
+        return str({"smallest": min, "largest": max}[which](held) if which else held)
+
+    return re.sub(r"\{(\w+)(?:\.(smallest|largest))?\}", role, value)
+
+
+def _smallest(claim: dict[str, Any], check: dict[str, Any]) -> float:
+    key = "time" if check["measure"] == "sooner" else check["with"].get("metric")
+    s = claim.get("smallest", {}).get(key, 0.0)
+    return math.log(s) if key == "time" and s else s
+
+
+def _check(paper: str, claim: dict[str, Any], check: dict[str, Any], out: Any) -> Check:
     """Carry out one check on the largest stored record of its experiment."""
-    if entry["measure"] not in MEASURES:
-        raise unknown("measure", entry["measure"], MEASURES)
-    low, high = entry["inside"]
-    bounds = _words(low, high)
+    if check["measure"] not in MEASURES:
+        raise unknown("measure", check["measure"], MEASURES)
+    if check["asks"] not in ("better", "same", "within"):
+        raise unknown("question", check["asks"], ["better", "same", "within"])
+    s, essential = _smallest(claim, check), check.get("essential", True)
+    told = dict(quantity=check["what"], asked=_words(check, s), essential=essential)
+    none = Check(**told, measured=NO_RECORD, outcome=NO_RECORD, record=check["experiment"])
     try:
-        record = records.load(paper, entry["experiment"], "largest", out)
-    except records.MissingRecord:
-        return Check(entry["what"], bounds, NO_RECORD, None, entry["experiment"], "")
-    try:
-        got = MEASURES[entry["measure"]](record.frame, **entry["with"])
-    except MissingRows:
-        return Check(entry["what"], bounds, NO_RECORD, None, entry["experiment"], "")
-    holds = bool(low <= got.low and got.high <= high)
-    profile = record.manifest["profile"]
-    stem = f"{entry['experiment']}.{profile}"
-    return Check(entry["what"], bounds, got.text, holds, stem, profile)
+        record = records.load(paper, check["experiment"], "largest", out)
+        settings = record.manifest.get("settings", {})
+        arguments = {key: _named(value, settings) for key, value in check["with"].items()}
+        got = MEASURES[check["measure"]](record, **arguments)
+    except (records.MissingRecord, MissingRows):
+        return none
+    level = 1 - 0.05 / len(claim["check"])
+    low, high = got.interval(level)
+    if check["asks"] == "within":
+        outcome = within(low, high, *check["bounds"])
+    else:
+        outcome = {"better": better, "same": same}[check["asks"]](low, high, s)
+    profile, why = record.manifest["profile"], ""
+    wanted = max(FEWEST, settings.get("seeds", 0)) if claim["kind"] == "measured" else 0
+    if len(got.low) < wanted and check["measure"] != "diverged":
+        outcome, why = UNDECIDED, f"{len(got.low)} seeds are fewer than {wanted}"
+    return Check(
+        **told, measured=got.words(level), outcome=outcome, profile=profile, why=why,
+        record=f"{check['experiment']}.{profile}", full=_full(record),
+    )  # fmt: skip
+
+
+def _full(record: Record) -> bool:
+    """Say whether a record has the paper's own data, by hash, and its scale."""
+    m = record.manifest
+    name = m.get("settings", {}).get("dataset")
+    theirs = name is None or not datasets.card(name).stands_in_for
+    return theirs and m["profile"] == "paper" and m.get("fidelity", "none") in ("canonical", "none")
+
+
+# ------------------------------------------------------------------ from outcomes to a verdict
 
 
 def verdict(claim: dict[str, Any], checks: list[Check]) -> str:
-    """Return the verdict that follows from a claim's checks.
+    """Return the verdict that follows from a claim's essential checks.
 
-    A claim about exact or small-scale mathematics (``scale = "exact"``) is *reproduced* when all
-    its checks hold. A claim about training at the paper's scale is *reproduced* only from
-    records of the paper profile; from smaller ones it holds *at reduced scale*.
+    All hold: *reproduced*, from the paper's data at the paper's scale; otherwise *at reduced
+    scale*; *proved* or *arithmetic* for claims of that kind, which no scale changes. Some hold and
+    some are contradicted: *mixed*. Some are contradicted and none holds: *not reproduced*. None is
+    contradicted and some are undecided, or all checks are controls: *undecided*.
     """
-    if not checks or any(c.holds is None for c in checks):
-        return NO_RECORD if checks else NO_DATA
-    held = [c.holds for c in checks]
-    if all(held):
-        full = claim["scale"] == "exact" or all(c.profile == "paper" for c in checks)
-        return REPRODUCED if full else REDUCED
-    return PARTLY if any(held) else NOT
+    if not checks:
+        return NO_DATA
+    outcomes = [check.outcome for check in checks if check.essential] or [UNDECIDED]
+    if NO_RECORD in outcomes:
+        return NO_RECORD
+    if CONTRADICTED in outcomes:
+        return MIXED if HOLDS in outcomes else NOT
+    if UNDECIDED in outcomes:
+        return UNDECIDED
+    if claim["kind"] == "measured" and not all(check.full for check in checks if check.essential):
+        return REDUCED
+    return KINDS[claim["kind"]]
 
 
 def checks(paper: str, claim: str, out: str | Path | None = None) -> list[Check]:
@@ -269,10 +462,11 @@ def checks(paper: str, claim: str, out: str | Path | None = None) -> list[Check]
     known = {entry["id"]: entry for entry in table(paper)}
     if claim not in known:
         raise unknown("claim", claim, known)
-    return [_check(paper, entry, out) for entry in known[claim].get("check", [])]
+    entry = known[claim]
+    return [_check(paper, entry, check, out) for check in entry.get("check", [])]
 
 
-def judge(paper: str, out: str | Path | None = None) -> list[dict[str, str]]:
+def judge(paper: str, out: str | Path | None = None) -> list[dict[str, Any]]:
     """Judge all claims of a paper.
 
     Parameters
@@ -285,29 +479,49 @@ def judge(paper: str, out: str | Path | None = None) -> list[dict[str, str]]:
     Returns
     -------
     list of dict
-        Rows with id, where, statement, paper_reports, rule, measured, verdict, record, profile
-        and note. Several checks of one claim are joined by semicolons; a failed one is marked.
+        One a claim: id, where, statement, paper_reports, because, note, changed, kind; verdict;
+        ``checks``, a dictionary for each :class:`Check`; ``told``, the counts of outcomes in
+        words; ``record`` and ``profile``; ``foreseen``, whether the rule is older than every
+        record that it was applied to.
     """
-    rows = []
+    judged = []
     for claim in table(paper):
         found = checks(paper, claim["id"], out)
-        rows.append(
+        words = {k: claim.get(k, "") for k in ("paper_reports", "because", "note", "changed")}
+        judged.append(
             {
-                "id": claim["id"],
-                "where": claim["where"],
-                "statement": claim["statement"],
-                "paper_reports": claim.get("paper_reports", ""),
-                "rule": "; ".join(f"{c.quantity}: {c.bounds}" for c in found),
-                "measured": "; ".join(c.measured + " ✗" * (c.holds is False) for c in found),
+                **{k: claim[k] for k in ("id", "where", "statement", "kind")},
+                **words,
                 "verdict": verdict(claim, found),
+                "told": told(found),
+                "checks": [vars(check) for check in found],
                 "record": ", ".join(dict.fromkeys(c.record for c in found)),
                 "profile": ", ".join(dict.fromkeys(c.profile for c in found if c.profile)),
-                "note": claim.get("note", ""),
+                "foreseen": _foreseen(paper, claim, found, out),
             }
         )
-    return rows
+    return judged
 
 
-def count(rows: list[dict[str, str]]) -> dict[str, int]:
+def told(checks: list[Check]) -> str:
+    """Return the outcomes in words: ``"2 of 5 hold, 3 undecided"``, essential checks first."""
+    parts = []
+    for essential, name in ((True, ""), (False, "controls: ")):
+        outcomes = [check.outcome for check in checks if check.essential == essential]
+        if outcomes:
+            counts = {k: outcomes.count(k) for k in (CONTRADICTED, UNDECIDED, NO_RECORD)}
+            hold = f"{outcomes.count(HOLDS)} of {len(outcomes)} hold"
+            rest = [f"{count} {k}" for k, count in counts.items() if count]
+            parts.append(name + ", ".join([hold + "s" * (len(outcomes) == 1), *rest]))
+    return "; ".join(parts)
+
+
+def _foreseen(paper: str, claim: dict[str, Any], found: list[Check], out: Any) -> bool:
+    held = {c.record.rsplit(".", 1)[0]: c.profile for c in found if c.profile}
+    manifests = [records.load(paper, name, profile, out).manifest for name, profile in held.items()]
+    return all(m.get("rules", {}).get(claim["id"]) == _rule(claim) for m in manifests)
+
+
+def count(rows: list[dict[str, Any]]) -> dict[str, int]:
     """Count verdicts, every verdict present, in the order of :data:`VERDICTS`."""
     return {v: sum(row["verdict"] == v for row in rows) for v in VERDICTS}

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import datetime
-import importlib
 import platform
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +17,10 @@ import torch
 import fedlib
 from fedlib import datasets
 from fedlib.errors import FedlibError, unknown
-from fedlib.evidence import freshness, records
+from fedlib.evidence import claims, freshness, records, tuning
 from fedlib.evidence.catalogue import settings
 from fedlib.evidence.records import Record
-from fedlib.papers.job import Job, Outcome, run_seeds
+from fedlib.papers.job import Job, run_seeds
 
 
 def choose_device(device: str = "auto") -> str:
@@ -73,18 +72,16 @@ def run(
         As :func:`fedlib.evidence.records.load` would return it.
     """
     s = settings(paper, experiment, profile)
-    chosen = run_seeds(s["seeds"] if seeds is None else seeds)
-    if not chosen or len(set(chosen)) < len(chosen) or min(chosen) < 0:
-        raise FedlibError(
-            f"Seeds must be different non-negative integers, at least one; got {list(chosen)}."
-        )
+    chosen = _seeds(s, seeds)
     place = choose_device(device)
     home = records.make_folder(records.folder(paper, out))
+    tuned = _tuning(paper, s, profile, out)
     present = freshness.now(s)
-    mark = freshness.digest([repr((s, chosen, place)), present["code"], present["cards"]])
+    mark = freshness.digest([repr((s, chosen, place, tuned)), present["code"], present["cards"]])
     folder = home / f".{experiment}.{profile}.{mark}"
     about, began = provenance(place), time.perf_counter()
-    outcome = _study(s["kind"])(Job(s, chosen, place, folder, progress))
+    used = tuning.apply(s, tuned["chosen"]) if tuned else s
+    outcome = tuning.study(s["kind"])(Job(used, chosen, place, folder, progress))
     manifest = {
         "paper": paper,
         "experiment": experiment,
@@ -95,6 +92,8 @@ def run(
         "data": outcome.hashes,
         "fidelity": _fidelity(s["dataset"]) if outcome.hashes else "none",
         "diverged": outcome.diverged,
+        "rules": claims.rules(paper, experiment) if paper in claims.papers() else {},
+        **({"tuning": tuned} if tuned else {}),
         **present,
         **about,
     }
@@ -103,10 +102,32 @@ def run(
     return records.load(paper, experiment, profile, out)
 
 
-def _study(kind: str) -> Callable[[Job], Outcome]:
-    """Return the function behind a kind, ``"package.module:function"``."""
-    module, name = kind.split(":")
-    return getattr(importlib.import_module(module), name)
+def _seeds(s: dict[str, Any], seeds: int | Sequence[int] | None) -> tuple[int, ...]:
+    """Return the seeds to run, which are those of tuning for a tuning experiment and no other."""
+    tunes = "tunes" in s
+    default = tuning.SEEDS[: s["seeds"]] if tunes else s["seeds"]
+    chosen = run_seeds(default if seeds is None else seeds)
+    if not chosen or len(set(chosen)) < len(chosen) or min(chosen) < 0:
+        raise FedlibError(
+            f"Seeds must be different non-negative integers, at least one; got {list(chosen)}."
+        )
+    if set(chosen) & set(tuning.SEEDS) and not tunes:
+        raise FedlibError(
+            f"Seeds {', '.join(map(str, tuning.SEEDS))} are kept for tuning. Choose others."
+        )
+    return chosen
+
+
+def _tuning(paper: str, s: dict[str, Any], profile: str, out: str | Path) -> dict[str, Any]:
+    """Return the tuned values that the settings ask for, and the record they come from."""
+    if "tuned" not in s:
+        return {}
+    try:
+        held = records.load(paper, s["tuned"], profile, out)
+    except records.MissingRecord:
+        held = records.load(paper, s["tuned"], profile)
+    values = tuning.chosen(held.frame, s)
+    return {"record": f"{s['tuned']}.{profile}", "rows": held.manifest["rows"], "chosen": values}
 
 
 def obtain(

@@ -111,8 +111,9 @@ def now(settings: Mapping[str, Any]) -> dict[str, Any]:
         *_words(settings),
         *(w for card in held for w in (card.format, *_words(card.generator))),
     }
+    kinds = [settings[key] for key in ("kind", "study") if key in settings]  # tuning runs another
     return {
-        "code": code(settings["kind"], words),
+        "code": {k: v for kind in kinds for k, v in code(kind, words).items()},
         "cards": {card.name: _card_digest(card) for card in held},
     }
 

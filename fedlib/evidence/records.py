@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import functools
 import gzip
 import hashlib
 import io
 import json
 import os
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,6 +60,10 @@ class Record:
             now = catalogue.settings(m["paper"], m["experiment"], m["profile"])
         except FedlibError:
             now = None
+        if tuned := m.get("tuning"):
+            there = self.path.with_name(f"{tuned['record']}.json")
+            if not there.exists() or json.loads(there.read_text())["rows"] != tuned["rows"]:
+                return State("stale", f"Tuning has changed: {tuned['record']}.")
         small = self.path.with_name(f"{m['experiment']}.smoke.json")
         return judge(m, now, json.loads(small.read_text()).get("seen") if small.exists() else None)
 
@@ -178,7 +184,8 @@ def load(
         path = folder(paper, out) / f"{experiment}.{name}.csv.gz"
         page = path.with_name(f"{experiment}.{name}.json")
         if path.exists() and page.exists():
-            return _read(path, page, [paper, experiment, name])
+            stamp = (path.stat().st_mtime_ns, page.stat().st_mtime_ns)
+            return _read(path, page, (paper, experiment, name), stamp)
     make = "quick" if profile in ("largest", "replay") else profile
     raise MissingRecord(
         f"There is no stored record of {paper} {experiment}. To make one:\n"
@@ -186,7 +193,9 @@ def load(
     )
 
 
-def _read(path: Path, page: Path, names: list[str]) -> Record:
+@functools.lru_cache(maxsize=64)
+def _read(path: Path, page: Path, names: tuple[str, ...], stamp: tuple[int, ...]) -> Record:
+    """Read and verify a record, once for each time that one of its files changes."""
     try:
         rows, manifest = gzip.decompress(path.read_bytes()), json.loads(page.read_text())
         frame = pd.read_csv(io.BytesIO(rows))
@@ -201,7 +210,7 @@ def _read(path: Path, page: Path, names: list[str]) -> Record:
             f"{str(manifest.get('rows'))[:16]}…. One of the two was edited or replaced; take both "
             "from where they came from, or delete both and make the record again."
         )
-    told = [manifest.get(key) for key in ("paper", "experiment", "profile")]
+    told = tuple(manifest.get(key) for key in ("paper", "experiment", "profile"))
     if told != names:
         raise FedlibError(
             f"The manifest {page} describes {' '.join(map(str, told))}. Give the files their own "
@@ -240,3 +249,57 @@ def differences(one: pd.DataFrame, other: pd.DataFrame, same_machine: bool) -> s
     first = int(np.flatnonzero(~close)[0])
     a, b = one.iloc[first].to_dict(), other["value"].iloc[first]
     return f"{(~close).sum()} of {len(close)} values, first {a}, now {b}"
+
+
+def join(
+    paper: str,
+    experiment: str,
+    profile: str,
+    sources: Sequence[str | Path],
+    out: str | Path | None = None,
+) -> Record:
+    """Join records of the same experiment with different seeds into one.
+
+    Parameters
+    ----------
+    sources
+        Folders of records, at least two.
+    out
+        Where the joined record goes; default is the paper's own folder.
+
+    Raises
+    ------
+    FedlibError
+        When they differ in settings, code, data or tuning, or share a seed.
+    """
+    held = [load(paper, experiment, profile, source) for source in sources]
+    if len(held) < 2:
+        raise FedlibError(f"Joining takes at least two records; got {len(held)}.")
+    first, seeds = held[0].manifest, [seed for r in held for seed in r.manifest["seeds"]]
+    for record, source in zip(held, sources, strict=True):
+        for key in ("settings", "code", "cards", "data", "fidelity", "tuning"):
+            if record.manifest.get(key) != first.get(key):
+                raise FedlibError(
+                    f"The record in {source} has other {key} than the one in {sources[0]}. "
+                    "Only seeds may differ."
+                )
+    if twice := sorted({seed for seed in seeds if seeds.count(seed) > 1}):
+        raise FedlibError(f"Seeds {twice} are in more than one of the records.")
+    every = [r.manifest for r in held]
+    diverged: dict[str, dict] = {}
+    for m in every:
+        for run, lost in m["diverged"].items():
+            diverged.setdefault(run, {}).update(lost)
+    rules = [set(m.get("rules", {}).items()) for m in every]
+    several = {key: " and ".join(dict.fromkeys(m[key] for m in every))
+               for key in ("commit", "device", "instructions")}  # fmt: skip
+    manifest = first | several | {
+        "seeds": sorted(seeds), "diverged": diverged, "rules": dict(set.intersection(*rules)),
+        "wall_seconds": round(sum(m["wall_seconds"] for m in every), 1),
+        "date": max(m["date"] for m in every), "joined": [m["rows"] for m in every],
+    }  # fmt: skip
+    runs = {name: i for i, name in enumerate(dict.fromkeys(held[0].frame["run"]))}
+    frame = pd.concat([r.frame for r in held], ignore_index=True)
+    order = frame.assign(at=frame["run"].map(runs)).sort_values("at", kind="stable").index
+    save(out, frame.loc[order], manifest)
+    return load(paper, experiment, profile, out)

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 Settings = dict[str, Any]
+GOLDEN = (5**0.5 - 1) / 2
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,27 @@ class Outcome:
 def run_seeds(count: int | Sequence[int]) -> tuple[int, ...]:
     """Return seeds ``1..count``, or the given seeds."""
     return tuple(range(1, count + 1)) if isinstance(count, int) else tuple(int(c) for c in count)
+
+
+def off_cycle(rounds: int, points: int, cycle: int = 1) -> list[int]:
+    """Return the rounds at which to look at a run: early ones densely, none in step with a cycle.
+
+    Looking every so many whole cycles always meets the same phase, and what happens within a cycle
+    stays unseen. Here the phases of the later rounds fill the cycle evenly, by golden sections.
+
+    Parameters
+    ----------
+    rounds
+        The last round, which is always looked at, as is round 0.
+    points
+        About how many rounds to return.
+    cycle
+        Length in rounds of the process's period: availability, interval, sync time.
+    """
+    early, late = [1, 2, 3, 5, 8, 13, 21, 34, 55, 89], np.arange(1, points)
+    phase = np.floor((late * GOLDEN) % 1 * cycle).astype(int)
+    evenly = late * rounds // points // cycle * cycle + phase
+    return sorted({0, rounds, *(int(t) for t in (*early, *evenly) if 0 < t < rounds)})
 
 
 def checkpoint_file(job: Job, name: str) -> Path | None:

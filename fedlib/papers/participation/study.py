@@ -52,7 +52,8 @@ def build_task(s: Settings, seed: int, device: str = "cpu") -> tuple[Task, dict[
     data = FederatedDataset.build(
         train_x, held.train_y, parts, test_x, held.test_y, device, s.get("augment", False)
     )
-    return Task(build_model(*s["model"]), data), dict(held.hashes)
+    used = datasets.fingerprint(train_x, held.train_y, test_x, held.test_y)
+    return Task(build_model(*s["model"]), data), {**held.hashes, "as used": used}
 
 
 def _pooled(x: np.ndarray, size: int) -> torch.Tensor:

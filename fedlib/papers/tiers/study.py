@@ -31,7 +31,8 @@ def build_task(s: Settings, seed: int, device: str = "cpu") -> tuple[TieredTask,
         build_models(s, cut[0]), cut[0], held.train_y[:keep], rows, cut[1], held.test_y,
         s["loss"], device,
     )  # fmt: skip
-    return task, dict(held.hashes)
+    used = datasets.fingerprint(*cut[0], held.train_y[:keep], *cut[1], held.test_y)
+    return task, {**held.hashes, "as used": used}
 
 
 def _pooled(x: np.ndarray, size: int) -> np.ndarray:

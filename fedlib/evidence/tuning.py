@@ -1,0 +1,135 @@
+"""Tuning: the same grid for each method, on seeds that are used for nothing else.
+
+A tuning experiment names another study and a setting of its runs. Each method, that is each run,
+is tried at every value of a grid, and the grid grows by half a decade at either end until the best
+value of every method lies inside it. The choice is the record of that experiment; an experiment
+with ``tuned = "NAME"`` takes its values from there.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pandas as pd
+
+from fedlib.errors import FedlibError
+from fedlib.papers.job import Job, Outcome, Settings
+
+SEEDS = (1001, 1002, 1003)
+HALF_DECADE = math.sqrt(10)
+MOST = 15  # values; a method whose best value is still at the edge then has none
+SHARE = 1 / 3  # of the run, at its end, over which the training loss is averaged
+
+
+def study(kind: str) -> Callable[[Job], Outcome]:
+    """Return the function behind a kind, ``"package.module:function"``.
+
+    Raises
+    ------
+    FedlibError
+        When the module cannot be imported or has no such function.
+    """
+    module, _, name = kind.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise FedlibError(
+            f"The study '{kind}' cannot be found ({error}). A kind is 'package.module:function', "
+            "and the package has to be installed or on PYTHONPATH."
+        ) from error
+
+
+def grid(job: Job) -> Outcome:
+    """Run every method of a study over a grid of one setting, extended until it holds the best.
+
+    Settings: ``study``, its kind; ``tunes``, the name of the setting; ``grid``, the first values;
+    ``runs``, the methods. Rows have the columns ``method`` and ``at`` beside those of the study.
+    """
+    s = job.settings
+    values, parts, diverged = sorted(s["grid"]), {}, {}
+    while True:
+        for value in values:
+            if value not in parts:
+                parts[value] = _at(job, value)
+                diverged |= parts[value].diverged
+        frame = pd.concat([part.frame for part in parts.values()], ignore_index=True)
+        best = table(frame).set_index("method")["at"]
+        more = {values[0] / HALF_DECADE} if (best == values[0]).any() else set()
+        more |= {values[-1] * HALF_DECADE} if (best == values[-1]).any() else set()
+        if not more or len(values) + len(more) > MOST:
+            return Outcome(frame, diverged, parts[values[0]].hashes)
+        values = sorted({*values, *more})
+
+
+def _at(job: Job, value: float) -> Outcome:
+    s = job.settings
+    runs = [{**run, "run": _name(run["run"], value), s["tunes"]: value} for run in s["runs"]]
+    out = study(s["study"])(replace(job, settings={**s, "runs": runs}))
+    names = {_name(run["run"], value): run["run"] for run in s["runs"]}
+    frame = out.frame.assign(method=out.frame["run"].map(names), at=value)
+    return Outcome(frame, out.diverged, out.hashes)
+
+
+def _name(method: str, value: float) -> str:
+    return f"{method} @ {value:.4g}"
+
+
+def table(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the best value of every method.
+
+    Returns
+    -------
+    pandas.DataFrame
+        A row a method: ``method``; ``at``, the value with the lowest training loss, averaged over
+        the last third of the run and over the seeds, infinite for a run that diverged; ``loss``,
+        that average; ``interior``, whether the grid goes on at both sides.
+    """
+    losses = frame[(frame["metric"] == "loss") & (frame["split"] == "train")]
+    stop = losses.groupby(["method", "at", "seed"])["round"].transform("max")
+    late = losses[losses["round"] > (1 - SHARE) * stop]
+    means = late.groupby(["method", "at"])["value"].agg(lambda v: v.mean(skipna=False))
+    means = means.fillna(math.inf).unstack("at")
+    best = means.idxmin(axis=1)
+    inside = (best > means.columns.min()) & (best < means.columns.max())
+    found = pd.DataFrame({"at": best, "loss": means.min(axis=1), "interior": inside})
+    return found.loc[list(dict.fromkeys(frame["method"]))].reset_index()
+
+
+def chosen(frame: pd.DataFrame, settings: Settings) -> dict[str, float]:
+    """Return the value for each run of ``settings`` that asks for a tuned one.
+
+    A run asks with ``"tuned"`` in place of a value; its method has the run's own name, or the one
+    that it gives as ``tuned_as``.
+
+    Raises
+    ------
+    FedlibError
+        When a method was not tuned, or its best value lies at the edge of the grid.
+    """
+    found, values = table(frame).set_index("method"), {}
+    for run in settings["runs"]:
+        if "tuned" not in run.values():
+            continue
+        method = run.get("tuned_as", run["run"])
+        if method not in found.index:
+            raise FedlibError(f"'{method}' was not tuned. Tuned: {', '.join(found.index)}.")
+        if not found.loc[method, "interior"]:
+            raise FedlibError(
+                f"The best value of '{method}', {found.loc[method, 'at']:.4g}, lies at the edge of "
+                "its grid. Tune over a wider one."
+            )
+        values[run["run"]] = float(found.loc[method, "at"])
+    return values
+
+
+def apply(settings: Settings, values: dict[str, float]) -> Settings:
+    """Return settings with the tuned values in their places."""
+    runs: list[dict[str, Any]] = [
+        {k: values[run["run"]] if v == "tuned" else v for k, v in run.items()}
+        for run in settings["runs"]
+    ]
+    return {**settings, "runs": runs}

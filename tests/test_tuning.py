@@ -1,0 +1,183 @@
+"""Tuning: the same grid for all, grown until it holds the best, on seeds of its own."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fedlib.errors import FedlibError
+from fedlib.evidence import catalogue, experiments, freshness, records, tuning
+from fedlib.papers.job import Job, Outcome, off_cycle
+
+BEST = {"slow": 0.01, "fast": 3.0}
+
+
+def valley(job: Job) -> Outcome:
+    """A made-up study: the loss of a run is the squared distance of log lr from the best one."""
+    rows = []
+    for run in job.settings["runs"]:
+        best = BEST[run["run"].split(" @ ")[0]]
+        for seed in job.seeds:
+            for t in range(0, 31, 10):
+                late = math.log(run["lr"] / best) ** 2 + 0.01 * seed % 3
+                value = 5.0 if t <= 20 else late  # only the last third tells
+                rows.append(dict(run=run["run"], seed=seed, round=t, split="train",
+                                 metric="loss", value=value))  # fmt: skip
+    return Outcome(pd.DataFrame(rows), {}, {})
+
+
+SETTINGS = dict(
+    kind="fedlib.evidence.tuning:grid", study=f"{__name__}:valley", tunes="lr",
+    grid=[0.1, 0.1 * tuning.HALF_DECADE, 1.0], runs=[dict(run="slow"), dict(run="fast")],
+)  # fmt: skip
+
+
+@pytest.fixture
+def wide(monkeypatch):
+    monkeypatch.setattr(tuning, "study", lambda kind: valley)
+    return tuning.grid(Job(SETTINGS, tuning.SEEDS, progress=False))
+
+
+def test_the_grid_grows_until_every_best_value_is_inside(wide):
+    tried = sorted(wide.frame["at"].unique())
+    assert np.allclose(np.diff(np.log10(tried)), 0.5), "half a decade apart"
+    found = tuning.table(wide.frame).set_index("method")
+    assert found["interior"].all()
+    for method, best in BEST.items():
+        assert abs(math.log10(found.loc[method, "at"] / best)) <= 0.25 + 1e-9
+        own = wide.frame[wide.frame["method"] == method]
+        assert set(own["at"]) == set(tried), "every method has the same grid"
+
+
+def test_a_grid_does_not_grow_for_ever(monkeypatch):
+    monkeypatch.setattr(tuning, "study", lambda kind: valley)
+    monkeypatch.setitem(BEST, "slow", 1e-30)
+    wide = tuning.grid(Job(SETTINGS, (1001,), progress=False))
+    assert len(wide.frame["at"].unique()) <= tuning.MOST
+    assert not tuning.table(wide.frame).set_index("method").loc["slow", "interior"]
+    with pytest.raises(FedlibError, match="'slow'.* lies at the edge"):
+        tuning.chosen(wide.frame, dict(runs=[dict(run="slow", lr="tuned")]))
+
+
+def test_a_diverged_value_is_never_chosen():
+    rows = [dict(method="a", at=at, seed=s, round=t, metric="loss", split="train", value=v)
+            for at, values in ((0.1, (3, 3)), (1.0, (2, 2)), (10.0, (0.1, np.nan)))
+            for s, v in enumerate(values) for t in (1, 3)]  # fmt: skip
+    found = tuning.table(pd.DataFrame(rows))
+    assert found["at"].tolist() == [1.0] and found["loss"].tolist() == [2.0]
+
+
+def test_tuned_values_take_their_places(wide):
+    asked = dict(runs=[dict(run="slow", lr="tuned", Q=2), dict(run="x", lr="tuned",
+                 tuned_as="fast"), dict(run="fixed", lr=7.0)])  # fmt: skip
+    values = tuning.chosen(wide.frame, asked)
+    found = tuning.table(wide.frame).set_index("method")["at"]
+    assert values == {"slow": found["slow"], "x": found["fast"]}
+    runs = tuning.apply(asked, values)["runs"]
+    assert [run["lr"] for run in runs] == [found["slow"], found["fast"], 7.0]
+    assert asked["runs"][0]["lr"] == "tuned", "the settings themselves stay as they were"
+    with pytest.raises(FedlibError, match="'other' was not tuned"):
+        tuning.chosen(wide.frame, dict(runs=[dict(run="other", lr="tuned")]))
+
+
+# --- as experiments -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def paper(tmp_path, monkeypatch):
+    """Add two experiments to the participation paper: rates, and one that uses them."""
+    table = json.loads(json.dumps(catalogue._table("participation")))
+    runs = [dict(run="plain", algorithm="fedavg")]
+    table["rates"] = dict(
+        where="", title="", kind="fedlib.evidence.tuning:grid", tunes="lr", grid=[0.01, 0.1, 1.0],
+        study="fedlib.papers.participation.study:training", runs=runs, seeds=2,
+    )  # fmt: skip
+    table["tuned"] = dict(where="", title="", tuned="rates",
+                          runs=[runs[0] | dict(lr="tuned", compress_lr=False)])  # fmt: skip
+    for name in ("rates", "tuned"):
+        table[name]["process"] = "independent"
+        table[name]["smoke"] = dict(rounds=1000, compression=50, warmup_rounds=2)
+    monkeypatch.setattr(catalogue, "_table", lambda name: table)
+    return tmp_path
+
+
+def test_a_tuned_experiment_says_where_its_values_come_from(paper):
+    with pytest.raises(records.MissingRecord, match="participation rates"):
+        experiments.run("participation", "tuned", "smoke", out=paper, progress=False)
+    rates = experiments.run("participation", "rates", "smoke", out=paper, progress=False)
+    assert rates.manifest["seeds"] == [1001, 1002]
+    assert {"training", "grid"} <= rates.manifest["code"].keys(), "both studies count"
+    made = experiments.run("participation", "tuned", "smoke", out=paper, progress=False)
+    told = made.manifest["tuning"]
+    assert told["record"] == "rates.smoke" and told["rows"] == rates.manifest["rows"]
+    at = tuning.table(rates.frame)["at"].tolist()
+    assert list(told["chosen"].values()) == at
+    assert made.state.word == "fresh"
+    changed = rates.frame.assign(value=rates.frame["value"] + 1)
+    records.save(paper, changed, rates.manifest)
+    assert made.state == ("stale", "Tuning has changed: rates.smoke.")
+
+
+def test_seeds_of_tuning_and_of_evaluation_are_kept_apart(paper):
+    with pytest.raises(FedlibError, match="1001, 1002, 1003 are kept for tuning"):
+        experiments.run("participation", "fig1", "smoke", seeds=[1, 1002], out=paper)
+
+
+def test_a_study_that_is_not_there_is_named():
+    for kind in ("nowhere:f", "fedlib.papers.job:nothing", "fedlib"):
+        with pytest.raises(FedlibError, match=f"study '{kind}' cannot be found.*PYTHONPATH"):
+            tuning.study(kind)
+
+
+# --- when to look ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rounds, points, cycle", [(15_000, 150, 25), (6000, 60, 5), (1000, 50, 1)])
+def test_looking_out_of_step_meets_every_phase(rounds, points, cycle):
+    found = off_cycle(rounds, points, cycle)
+    assert found == sorted(set(found)) and found[0] == 0 and found[-1] == rounds
+    assert found[1:6] == [1, 2, 3, 5, 8], "early rounds densely"
+    late = np.array([t for t in found if 100 < t < rounds])
+    assert abs(len(late) - points) <= 0.1 * points + 2
+    counts = np.bincount(late % cycle, minlength=cycle)
+    assert counts.min() > 0 and counts.max() <= counts.mean() + 2, "phases fill the cycle evenly"
+    tenth = late[late > 0.9 * rounds]
+    assert len(tenth) >= 4 and len(set(tenth % cycle)) >= min(4, cycle)
+
+
+# --- joining --------------------------------------------------------------------------------------
+
+
+def test_joined_seeds_are_the_seeds_run_together(tmp_path):
+    run = lambda seeds, out: experiments.run(  # noqa: E731
+        "participation", "factor", "smoke", seeds=seeds, out=tmp_path / out, progress=False
+    )
+    run([1, 2], "a"), run([3], "b")
+    whole = run([1, 2, 3], "c")
+    made = records.join("participation", "factor", "smoke", [tmp_path / "a", tmp_path / "b"],
+                        tmp_path / "d")  # fmt: skip
+    key = ["run", "seed", "interval", "metric"]
+    sort = lambda frame: frame.sort_values(key).reset_index(drop=True)  # noqa: E731
+    pd.testing.assert_frame_equal(sort(made.frame), sort(whole.frame))
+    m = made.manifest
+    assert m["seeds"] == [1, 2, 3] and len(m["joined"]) == 2 and made.state.word == "fresh"
+    assert m["wall_seconds"] >= 0 and m["settings"] == whole.manifest["settings"]
+    with pytest.raises(FedlibError, match=r"Seeds \[3\] are in more than one"):
+        records.join("participation", "factor", "smoke", [tmp_path / "b", tmp_path / "c"])
+    other = records.load("participation", "factor", "smoke", tmp_path / "b")
+    for key in ("settings", "code", "cards", "data"):
+        records.save(tmp_path / "e", other.frame, other.manifest | {key: {"x": "y"}})
+        with pytest.raises(FedlibError, match=f"other {key} than the one"):
+            records.join("participation", "factor", "smoke", [tmp_path / "a", tmp_path / "e"])
+    with pytest.raises(FedlibError, match="at least two"):
+        records.join("participation", "factor", "smoke", [tmp_path / "a"])
+
+
+def test_the_digest_of_settings_with_a_study_covers_it():
+    plain = catalogue.settings("participation", "factor", "smoke")
+    with_study = plain | dict(study="fedlib.papers.tiers.study:latency")
+    assert freshness.now(plain)["code"].keys() < freshness.now(with_study)["code"].keys()
