@@ -190,7 +190,7 @@ def test_a_loss_far_above_guessing_has_diverged_though_finite():
     held = record(frame, settings={"dataset": "digits"})
     assert claims.last(held, "a", "loss", "train").isna().tolist() == [False, True, False]
     assert claims.last(held, "a", "accuracy", "test").isna().tolist() == [False, True, False]
-    assert claims.diverged(held, "a").low.tolist() == [pytest.approx(1 / 3)]
+    assert claims.diverged(held, "a").low.tolist() == [0, 1, 0]
     assert claims.diverged(held, "a").text == "1 of 3 seeds"
     back = curves({"a": [[20 * guess] * 10 + [1.0] * 2]})  # recovered before the end
     held = record(pd.concat([back, frame.tail(1)]), settings={"dataset": "digits"})
@@ -289,6 +289,7 @@ def made(*outcomes, full=False, essential=True):
         ("measured", made(HOLDS, full=True) + made(CONTRADICTED, essential=False),
          claims.REPRODUCED),
         ("measured", made(HOLDS, HOLDS, essential=False), UNDECIDED),
+        ("measured", made(NO_RECORD, essential=False), claims.NO_RECORD),
     ],
 )  # fmt: skip
 def test_verdict(kind, checks, expected):
@@ -377,10 +378,10 @@ def test_a_record_can_support_contradict_or_leave_open_every_rule(paper, claim, 
         if math.isinf(check["bounds"][1]):
             bad = least - width + 0 * few
         if check["measure"] == "diverged":
-            good, bad, open_ = 1 + 0 * few, 0 * few, few > 0
+            good, bad, open_ = 1 + 0 * few, 0 * few, np.array([0, 1, 1, 0, 1])
     assert judged(monkeypatch, paper, claim, check, good) == HOLDS
     assert judged(monkeypatch, paper, claim, check, bad) == CONTRADICTED
-    if check["measure"] in ("advantage", "sooner", "slope"):  # the others have nothing random
+    if check["measure"] in ("advantage", "sooner", "slope", "diverged"):  # others: nothing random
         assert judged(monkeypatch, paper, claim, check, open_) == UNDECIDED
         two = judged(monkeypatch, paper, claim, check, good[:2])
         assert two == (UNDECIDED if claim["kind"] == "measured" else HOLDS), "too few seeds"
@@ -476,11 +477,11 @@ def test_unknown_names_list_the_valid_ones():
         claims.judge("participaton")
     with pytest.raises(FedlibError, match=r"claim 'GFA-C9'\. .*Valid: GFA-C1, "):
         claims.checks(PAPER, "GFA-C9")
-    entry = dict(asks="better", experiment="fig1", measure="advantag", what="") | {"with": {}}
-    with pytest.raises(FedlibError, match=r"'advantag'\. Did you mean 'advantage'\?"):
+    entry = dict(asks="better", experiment="fig1", measure="advantages", what="") | {"with": {}}
+    with pytest.raises(FedlibError, match=r"'advantages'\. Did you mean 'advantage'\?"):
         claims._check(PAPER, {}, entry, None)
-    with pytest.raises(FedlibError, match=r"question 'beter'\. Did you mean 'better'\?"):
-        claims._check(PAPER, {}, entry | dict(asks="beter", measure="advantage"), None)
+    with pytest.raises(FedlibError, match=r"question 'best'\. .*better"):
+        claims._check(PAPER, {}, entry | dict(asks="best", measure="advantage"), None)
 
 
 # --- scale, data and foresight --------------------------------------------------------------------

@@ -94,13 +94,25 @@ def test_claims():
     rows = json.loads(call("claims", "--json").stdout)
     assert rows == [row for paper in claims.papers() for row in claims.judge(paper)]
     assert json.loads(call("claims", PAPER, "--json").stdout) == claims.judge(PAPER)
-    columns = {"id", "statement", "rule", "measured", "verdict", "record", "profile"}
-    assert all(columns <= set(row) for row in rows)
     text = call("claims").stdout
+    signs = {"holds": "✓", "contradicted": "✗", "undecided": "?", "no record": "-"}
     for row in rows:
-        assert f"{row['id']}  {row['verdict'].upper()}  ({row['record']})" in text
-        assert row["statement"] in text
-        assert all(f"measured {m}\n" in text for m in row["measured"].split("; "))
+        head = f"{row['id']}  {row['verdict'].upper()}  {row['told']}  ({row['record']})"
+        assert head in text and row["statement"] in text
+        for check in row["checks"]:
+            assert f"{signs[check['outcome']]} {check['quantity']}" in text
+            assert f"{check['measured']}, asked: {check['asked']}" in text
+
+
+def test_join(tmp_path):
+    for seed in (1, 2):
+        experiments.run(PAPER, "figB1", "smoke", [seed], out=tmp_path / str(seed), progress=False)
+    folders = [tmp_path / "1", tmp_path / "2"]
+    told = call("join", PAPER, "figB1", *folders, "--profile", "smoke", "--out", tmp_path / "both")
+    assert told.stdout.strip().endswith("figB1.smoke.csv.gz, 2 seeds")
+    again = call("join", PAPER, "figB1", folders[0], folders[0], "--profile", "smoke",
+                 "--out", tmp_path / "both", code=2)  # fmt: skip
+    assert "Seeds [1] are in more than one" in again.stderr
 
 
 def test_claims_of_another_folder(tmp_path):

@@ -93,7 +93,7 @@ class ClaimsTable(Facts):
             if "summary" in self.options:
                 return [self.summary(judged)]
             laid = []
-            for paper, rows in judged.items():
+            for rows in judged.values():
                 laid += [self.overview(rows), *(self.card(row) for row in rows)]
             return laid
         except FedlibError as exc:

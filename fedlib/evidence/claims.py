@@ -267,9 +267,10 @@ def final(record: Record, run: str, metric: str, split: str) -> Measured:
 
 
 def diverged(record: Record, run: str) -> Measured:
-    """Share of seeds whose run diverged, see :func:`last`."""
+    """Whether each seed's run diverged, see :func:`last`: the mean is their share."""
     values = last(record, run, "loss", "train")
-    return _exactly(values.isna().mean(), f"{int(values.isna().sum())} of {len(values)} seeds")
+    lost = values.isna().to_numpy()
+    return _exactly(lost, f"{int(lost.sum())} of {len(lost)} seeds")
 
 
 def slope(record: Record, run: str, metric: str, x: str, start: float = 0) -> Measured:
@@ -410,7 +411,7 @@ def _check(paper: str, claim: dict[str, Any], check: dict[str, Any], out: Any) -
         outcome = {"better": better, "same": same}[check["asks"]](low, high, s)
     profile, why = record.manifest["profile"], ""
     wanted = max(FEWEST, settings.get("seeds", 0)) if claim["kind"] == "measured" else 0
-    if len(got.low) < wanted and check["measure"] != "diverged":
+    if len(got.low) < wanted:
         outcome, why = UNDECIDED, f"{len(got.low)} seeds are fewer than {wanted}"
     return Check(
         **told, measured=got.words(level), outcome=outcome, profile=profile, why=why,
@@ -439,7 +440,9 @@ def verdict(claim: dict[str, Any], checks: list[Check]) -> str:
     """
     if not checks:
         return NO_DATA
-    outcomes = [check.outcome for check in checks if check.essential] or [UNDECIDED]
+    outcomes = [check.outcome for check in checks if check.essential]
+    if not outcomes:
+        outcomes = [NO_RECORD if all(c.outcome == NO_RECORD for c in checks) else UNDECIDED]
     if NO_RECORD in outcomes:
         return NO_RECORD
     if CONTRADICTED in outcomes:

@@ -1,0 +1,66 @@
+"""Every experiment of every profile starts: one round on made-up data of the right shape.
+
+Shapes and names only. A setting that no study reads the same way at the paper's scale is found
+here, not after hours on a GPU.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+
+from fedlib import datasets
+from fedlib.evidence import catalogue, tuning
+from fedlib.papers.job import Job
+
+CASES = [
+    (paper, name, profile)
+    for paper in catalogue.papers()
+    for name in catalogue.names(paper)
+    for profile in catalogue.profiles(paper, name)
+    if profile != "smoke"  # those run whole, see test_experiments
+]
+SHORT = dict(
+    rounds=1, warmup_rounds=0, compression=1, evaluate_on=20, evaluate_every=1, local_steps=1,
+    steps=1, ticks=1, rounds_grid=[16], seeds=1,
+)  # fmt: skip
+FEW = dict(clients=2, clients_grid=[2], batch_size=4, samples=40)  # for copies of a whole ResNet
+COHORT = dict(clients=20, cohort=2)
+
+
+@functools.lru_cache(maxsize=2)
+def stand_in(name: str, rows: int) -> datasets.Dataset:
+    """Return random data of a card's shape, every class in both parts."""
+    card, rng = datasets.card(name), np.random.default_rng(0)
+    parts = []
+    for count in (rows, 20):
+        x = rng.standard_normal((count, *card.shape), dtype=np.float32)
+        parts += [x, rng.permutation(np.arange(count) % len(card.classes))]
+    return datasets.Dataset(name, *parts, card.classes, card, {"made": "up"}, "unverified")
+
+
+@pytest.mark.parametrize("paper, name, profile", CASES, ids=map(" ".join, CASES))
+def test_one_round_of_every_experiment_of_every_profile(paper, name, profile, monkeypatch):
+    settings = catalogue.settings(paper, name, profile)
+    short = {k: v for k, v in SHORT.items() if k in settings}
+    if isinstance(settings.get("local_steps"), list):
+        short["local_steps"] = [1] if settings["local_steps"] else []
+    if "intervals" in settings:
+        short |= dict(rounds=20, intervals=[5, 10])
+    if "cohorts" in settings:
+        short["rounds"] = 4
+    if paper == "tiers":
+        short |= {k: v for k, v in FEW.items() if k in (*settings, "samples")}
+        short["runs"] = [{**run, "Q": 1} if "Q" in run else run for run in settings.get("runs", [])]
+    if "cohort" in settings and "cohorts" not in settings:
+        short |= COHORT
+    rows = 40 if paper == "tiers" else 400
+    monkeypatch.setattr(datasets, "load", lambda name, **options: stand_in(name, rows))
+    asked = {**settings, **short}
+    outcome = tuning.study(settings["kind"])(Job(asked, (1,), progress=False))
+    frame = outcome.frame
+    assert len(frame) and {"run", "seed", "metric", "value"} <= set(frame.columns)
+    named = {run["run"] for run in asked.get("runs", [])}
+    assert named <= set(frame["run"]), "every run has rows under its own name"
