@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from fedlib.engine.local import local_sgd
+from fedlib.engine.mixing import average
 from fedlib.engine.tasks import Task
 from fedlib.errors import FedlibError
 from fedlib.population.participation import Participation
@@ -85,15 +85,12 @@ def movement(
     The copies of all runs and clients are rows of one matrix: each run's model is repeated
     for its clients, all rows take their local steps, and the weights contract them again.
     """
-    runs, cohort = clients.shape
     batches, cursor = task.data.next_batches(
         state.seeds, clients, state.cursor, algorithm.local_steps, algorithm.batch_size
     )
-    start = state.x.repeat_interleave(cohort, 0)  # [R S, P]
+    start = state.x.repeat_interleave(clients.shape[1], 0)  # [R S, P]
     y = local_sgd(task, start, batches, algorithm.lr)
-    moved = (y - start).view(runs, cohort, -1)
-    q = q.to(state.x.device, state.x.dtype)
-    return torch.bmm(q.unsqueeze(1), moved).squeeze(1), cursor
+    return average(y - start, q), cursor
 
 
 def start(

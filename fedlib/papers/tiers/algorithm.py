@@ -22,6 +22,7 @@ from torch.nn import functional as F
 from fedlib.engine.data import Batch, FederatedDataset
 from fedlib.engine.local import local_sgd
 from fedlib.engine.losses import LOSSES
+from fedlib.engine.mixing import Groups, mix
 from fedlib.engine.models import Model
 from fedlib.engine.rng import stream
 from fedlib.engine.tasks import Task
@@ -194,7 +195,7 @@ class Cohort:
 
     def mean(self) -> Tensor:
         """Return the hub's average of its clients, ``[R, P_j]``."""
-        return self.theta.unflatten(0, (self.runs, -1)).mean(1)
+        return mix(self.theta, Groups(1, len(self.theta) // self.runs)).squeeze(1)
 
 
 def descend(algorithm: TDCD, task: TieredTask, silos: list[Cohort]) -> None:
