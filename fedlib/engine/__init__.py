@@ -6,6 +6,7 @@ from fedlib.engine.mixing import Groups, average, mix
 from fedlib.engine.models import Model
 from fedlib.engine.rng import stream
 from fedlib.engine.simulation import simulate
+from fedlib.engine.sweeps import sweep
 from fedlib.engine.tasks import Task
 
 __all__ = [
@@ -19,4 +20,5 @@ __all__ = [
     "mix",
     "simulate",
     "stream",
+    "sweep",
 ]

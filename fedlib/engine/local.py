@@ -52,7 +52,7 @@ def local_sgd(
     batches
         One :class:`~fedlib.engine.data.Batch` of ``C`` rows for each step.
     lr
-        Step size, a number or one a copy ``[C]``.
+        Step size, a number or one a copy, ``[C]`` or ``[C, 1]``.
     copies
         At most this many copies in a piece, which bounds the memory; 0 lets the backend choose.
     backend
@@ -82,7 +82,8 @@ def local_sgd(
         raise FedlibError(f"'threads' is for the CPU; on {theta.device} use 'batched'.")
     theta, out = theta.detach(), torch.empty_like(theta)
     each_own = isinstance(lr, Tensor) and lr.dim() > 0
-    lr, extras = lr.to(theta) if each_own else float(lr), _checked(extras, len(theta))
+    lr = lr.to(theta).flatten() if each_own else float(lr)
+    extras = _checked(extras, len(theta))
     descend = _descend_dense if _is_dense(task) else _descend
 
     def work(rows: slice) -> None:

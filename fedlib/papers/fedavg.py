@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from torch import Tensor
 
 from fedlib.engine.local import local_sgd
 from fedlib.engine.mixing import average
+from fedlib.engine.sweeps import column
 from fedlib.engine.tasks import Task
 from fedlib.errors import FedlibError
 from fedlib.population.participation import Participation
@@ -51,7 +52,7 @@ class FedAvg:
     participation
         Who takes part, and with what weight q.
     lr
-        Local step size.
+        Local step size; a number, or one a run.
     local_steps
         Local steps of each client in a round.
     batch_size
@@ -59,9 +60,11 @@ class FedAvg:
     """
 
     participation: Participation
-    lr: float
+    lr: float | tuple[float, ...]
     local_steps: int = 1
     batch_size: int | None = None
+
+    per_run: ClassVar = ("lr",)
 
     def __post_init__(self) -> None:
         check_positive(self, "lr", "local_steps")
@@ -77,8 +80,17 @@ class FedAvg:
         return replace(state, x=state.x + d, cursor=cursor, t=state.t + 1), {}
 
 
+class Averaging(Protocol):
+    """What :func:`movement` reads of an algorithm: settings of :class:`FedAvg`."""
+
+    participation: Participation
+    lr: float | tuple[float, ...]
+    local_steps: int
+    batch_size: int | None
+
+
 def movement(
-    algorithm: Any, state: Any, task: Task, clients: Tensor, q: Tensor
+    algorithm: Averaging, state: State, task: Task, clients: Tensor, q: Tensor
 ) -> tuple[Tensor, np.ndarray]:
     """Return ``d = Σ_n q_n (y_n - x)`` for every run, ``[R, P]``, and the new data cursor.
 
@@ -88,13 +100,14 @@ def movement(
     batches, cursor = task.data.next_batches(
         state.seeds, clients, state.cursor, algorithm.local_steps, algorithm.batch_size
     )
-    start = state.x.repeat_interleave(clients.shape[1], 0)  # [R S, P]
-    y = local_sgd(task, start, batches, algorithm.lr)
+    cohort = clients.shape[1]
+    start = state.x.repeat_interleave(cohort, 0)  # [R S, P]
+    y = local_sgd(task, start, batches, column(algorithm.lr, state.x, cohort))
     return average(y - start, q), cursor
 
 
 def start(
-    algorithm: Any, task: Task, seeds: Sequence[int], x: Tensor | None
+    algorithm: Averaging, task: Task, seeds: Sequence[int], x: Tensor | None
 ) -> tuple[Tensor, tuple[int, ...], np.ndarray]:
     """Return models ``[R, P]``, seeds, and the cursor of clients that have used nothing yet."""
     if algorithm.participation.N != task.N:
@@ -105,8 +118,11 @@ def start(
     return x, tuple(seeds), np.zeros((len(seeds), task.N), dtype=np.int64)
 
 
-def check_positive(algorithm: Any, *names: str) -> None:
-    """Refuse fields that are not positive."""
+def check_positive(algorithm: object, *names: str) -> None:
+    """Refuse fields that are not positive, and several values where all runs need the same."""
     for name in names:
-        if not getattr(algorithm, name) > 0:
-            raise FedlibError(f"{name} must be positive; got {getattr(algorithm, name)}.")
+        value, own = getattr(algorithm, name), getattr(algorithm, "per_run", ())
+        if not np.all(np.greater(value, 0)):
+            raise FedlibError(f"{name} must be positive; got {value}.")
+        if np.ndim(value) and name not in own:
+            raise FedlibError(f"{name} is one number for all runs; got {value}.")
