@@ -43,13 +43,13 @@ class TieredState:
     t
         The next round.
     clock
-        Local steps done.
+        ``[R]``: local steps done.
     """
 
     x: Tensor
     seeds: tuple[int, ...]
-    t: int = 0
-    clock: int = 0
+    t: int
+    clock: np.ndarray
 
 
 class Frozen(Task):
@@ -108,7 +108,8 @@ class TDCD:
         B = self.batch_size or len(task.y)
         if not 1 <= B <= len(task.y):
             raise FedlibError(f"batch_size must be between 1 and {len(task.y)}; got {B}.")
-        return TieredState(task.init(seeds) if x is None else x, tuple(seeds))
+        x = task.init(seeds) if x is None else x
+        return TieredState(x, tuple(seeds), 0, np.zeros(len(seeds)))
 
     def round(self, state: TieredState, task: TieredTask) -> tuple[TieredState, dict[str, Any]]:
         """Run one round: an exchange (lines 3-8), Q local steps (9-10), an average (11)."""
