@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from fedlib.datasets import partition
 from fedlib.engine import models
 from fedlib.engine.data import FederatedDataset
 from fedlib.engine.simulation import simulate
@@ -17,6 +18,7 @@ from fedlib.engine.tasks import Task
 from fedlib.errors import FedlibError
 from fedlib.papers.fedavg import FedAvg
 from fedlib.papers.participation.algorithm import GeneralizedFedAvg, WaitMinibatch
+from fedlib.papers.tiers import TDCD, LabelPrivateTDCD, TieredTask
 from fedlib.population import participation as pt
 
 N, SEEDS, RATES = 8, (1, 4, 6), (0.03, 0.1, 0.3, 0.7)
@@ -45,6 +47,13 @@ def problem(name="dense", samples=10):
         np.arange(9) % 3,
     )
     return Task(MODELS[name](), data)
+
+
+def tiered():
+    rng = np.random.default_rng(4)
+    features = [rng.standard_normal((24, 4)).astype(np.float32) for _ in range(2)]
+    rows = partition.grid(24, [3, 2])
+    return TieredTask([models.mlp(4, 5, 3)] * 2, features, rng.integers(0, 3, 24), rows)
 
 
 def tidy(frame):
@@ -77,6 +86,25 @@ def test_rates_and_seeds_in_one_call(process, model):
     for r, state in enumerate(states):
         assert torch.equal(found.state.x[r], state.x[0])
         assert np.array_equal(found.state.cursor[r], state.cursor[0])
+
+
+SAME_SEEDS = [
+    FedAvg(pt.Markov(N, 0.2, 0.3), 0.1, local_steps=2, batch_size=3),
+    TDCD(0.1, 2, 8),
+    LabelPrivateTDCD(0.1, 2, 8, fresh=False),
+]
+
+
+@pytest.mark.parametrize("algorithm", SAME_SEEDS, ids=lambda a: type(a).__name__)
+def test_where_seeds_share_their_padding_each_setting_is_one_run(algorithm):
+    """Cohorts of different sizes are padded to the longest of the seeds."""
+    task = problem() if isinstance(algorithm, FedAvg) else tiered()
+    found = sweep(algorithm, task, 5, {"lr": RATES}, SEEDS, progress=False)
+    for i, rate in enumerate(RATES):
+        one, name = replace(algorithm, lr=rate), f"lr={rate}"
+        whole = simulate(one, task, 5, SEEDS, name=name, progress=False)
+        assert torch.equal(found.state.x[3 * i : 3 * i + 3], whole.state.x)
+        assert tidy(found.frame[found.frame["run"] == name]).equals(tidy(whole.frame))
 
 
 def test_two_fields_and_algorithms_with_memory():

@@ -57,8 +57,8 @@ def sweep(
 ) -> History:
     """Run every setting of a grid with every seed, all of them side by side in one batch.
 
-    Each row of the result is bit for bit what a run of its setting alone gives. All models of
-    all settings are held at once; where memory is short, sweep a part of the grid at a time.
+    The rows are bit for bit those of ``simulate`` called for each setting with these seeds. All
+    models of all settings are held at once; where memory is short, sweep parts of the grid.
 
     Parameters
     ----------

@@ -34,6 +34,7 @@ import torch
 from torch import Tensor
 
 from fedlib.errors import FedlibError
+from fedlib.papers.fedavg import check_positive
 from fedlib.papers.tiers.algorithm import TDCD, Cohort, descend, draw_ids
 from fedlib.papers.tiers.task import TieredTask
 from fedlib.population.delays import EventQueue, Law, each
@@ -132,7 +133,7 @@ class AsyncTDCD:
     tick: float | None = None
 
     def __post_init__(self) -> None:
-        TDCD(self.lr, self.local_steps)  # the same rules for lr and local_steps
+        check_positive(self, "lr", "local_steps")
         if self.tick is not None and not 0 < self.tick < float("inf"):
             raise FedlibError(f"tick is a positive time or None; got {self.tick}.")
 
