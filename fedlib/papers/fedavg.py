@@ -11,13 +11,14 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from fedlib.engine.local import local_sgd
 from fedlib.engine.mixing import average
 from fedlib.engine.sweeps import column
 from fedlib.engine.tasks import Task
-from fedlib.errors import FedlibError
+from fedlib.errors import FedlibError, unknown
 from fedlib.population.participation import Participation
 
 
@@ -57,17 +58,23 @@ class FedAvg:
         Local steps of each client in a round.
     batch_size
         Minibatch size; None takes each client's exact gradient.
+    weights
+        ``"process"``: the participation process's q. ``"sizes"``: q times the client's number
+        of samples, renormalised over the cohort, as McMahan et al. weigh their clients.
     """
 
     participation: Participation
     lr: float | tuple[float, ...]
     local_steps: int = 1
     batch_size: int | None = None
+    weights: str = "process"
 
     per_run: ClassVar = ("lr",)
 
     def __post_init__(self) -> None:
         check_positive(self, "lr", "local_steps")
+        if self.weights not in ("process", "sizes"):
+            raise unknown("kind of weights", self.weights, ["process", "sizes"])
 
     def init(self, task: Task, seeds: Sequence[int], x: Tensor | None = None, t: int = 0) -> State:
         """Return the state before round ``t``, from fresh models or from given ``x[R, P]``."""
@@ -76,8 +83,16 @@ class FedAvg:
     def round(self, state: State, task: Task) -> tuple[State, dict[str, Any]]:
         """Run one round of every run."""
         clients, q = self.participation.cohort(state.seeds, state.t)
+        if self.weights == "sizes":
+            q = by_size(q, clients, task.data.sizes)
         d, cursor = movement(self, state, task, clients, q)
         return replace(state, x=state.x + d, cursor=cursor, t=state.t + 1), {}
+
+
+def by_size(q: Tensor, clients: Tensor, sizes: np.ndarray) -> Tensor:
+    """Return weights ``[R, S]`` proportional to q and to the clients' ``sizes[N]``."""
+    q = q * torch.from_numpy(sizes)[clients]
+    return q / q.sum(1, keepdim=True)
 
 
 class Averaging(Protocol):
