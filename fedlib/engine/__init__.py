@@ -6,7 +6,7 @@ from fedlib.engine.mixing import Groups, average, mix
 from fedlib.engine.models import Model
 from fedlib.engine.rng import stream
 from fedlib.engine.simulation import simulate
-from fedlib.engine.sweeps import sweep
+from fedlib.engine.sweeps import column, sweep
 from fedlib.engine.tasks import Task
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "Model",
     "Task",
     "average",
+    "column",
     "local_sgd",
     "mix",
     "simulate",
