@@ -44,8 +44,8 @@ def _pass_order(seed: int, client: int, number: int, size: int) -> np.ndarray:
 class FederatedDataset:
     """Features and labels once, and a list of row numbers for each client.
 
-    Build one with :meth:`build`. ``parts[n]`` are the rows of client ``n``; the test split
-    stays apart and belongs to nobody.
+    Build one with :meth:`build`. ``parts[n]`` are the rows of client ``n``. The test split stays
+    apart and belongs to nobody, unless ``test_parts[n]`` give its rows to clients.
     """
 
     def __init__(
@@ -56,8 +56,10 @@ class FederatedDataset:
         test_x: Tensor | None,
         test_y: Tensor | None,
         augment: bool = False,
+        test_parts: list[np.ndarray] | None = None,
     ) -> None:
         self.x, self.y, self.test_x, self.test_y = x, y, test_x, test_y
+        self.test_parts = test_parts
         self.parts, self.augment = parts, augment
         self.N = len(parts)
         self.sizes = np.array([len(part) for part in parts])
@@ -72,29 +74,29 @@ class FederatedDataset:
         test_y: np.ndarray | Tensor | None = None,
         device: str | torch.device = "cpu",
         augment: bool = False,
+        test_parts: Sequence[np.ndarray] | None = None,
     ) -> FederatedDataset:
-        """Place the data on a device and check the split.
+        """Place the data on a device and check the split, and that of the test rows if given.
 
         Raises
         ------
         FedlibError
-            When a client has no samples, or a row number is out of range or given twice.
+            When a client has no samples, a row number is out of range or given twice, or
+            ``test_parts`` are for another number of clients.
         """
         place = functools.partial(torch.as_tensor, device=device)
         x = place(x)
         y = place(y) if y is not None else torch.zeros(len(x), dtype=torch.long, device=device)
-        parts = [np.asarray(part, dtype=np.int64) for part in parts]
-        empty = [n for n, part in enumerate(parts) if len(part) == 0]
-        if empty:
-            raise FedlibError(f"Clients {empty[:5]} have no samples. Use fewer clients.")
-        used = np.concatenate(parts)
-        if used.min() < 0 or used.max() >= len(x):
-            raise FedlibError(f"Row numbers must lie in 0..{len(x) - 1}; got {used.max()}.")
-        if len(np.unique(used)) != len(used):
-            raise FedlibError("A sample belongs to two clients. Each row may be given once.")
+        parts = _checked_parts(parts, len(x))
+        if test_parts is not None:
+            test_parts = _checked_parts(test_parts, 0 if test_x is None else len(test_x))
+            if len(test_parts) != len(parts):
+                raise FedlibError(
+                    f"test_parts are for {len(test_parts)} clients, parts for {len(parts)}."
+                )
         test_x = None if test_x is None else place(test_x)
         test_y = None if test_y is None else place(test_y)
-        return cls(x, y, parts, test_x, test_y, augment)
+        return cls(x, y, parts, test_x, test_y, augment, test_parts)
 
     def next_batches(
         self,
@@ -177,6 +179,19 @@ class FederatedDataset:
             weight[i, : self.sizes[n]] = 1 / self.sizes[n]
         device, dtype = self.x.device, self.x.dtype
         return Batch(torch.from_numpy(rows).to(device), torch.from_numpy(weight).to(device, dtype))
+
+
+def _checked_parts(parts: Sequence[np.ndarray], rows: int) -> list[np.ndarray]:
+    parts = [np.asarray(part, dtype=np.int64) for part in parts]
+    empty = [n for n, part in enumerate(parts) if len(part) == 0]
+    if empty:
+        raise FedlibError(f"Clients {empty[:5]} have no samples. Use fewer clients.")
+    used = np.concatenate(parts)
+    if used.min() < 0 or used.max() >= rows:
+        raise FedlibError(f"Row numbers must lie in 0..{rows - 1}; got {used.max()}.")
+    if len(np.unique(used)) != len(used):
+        raise FedlibError("A sample belongs to two clients. Each row may be given once.")
+    return parts
 
 
 def _jitter(visits: list[tuple[int, int, int]], step: int) -> Tensor:

@@ -8,17 +8,21 @@ any order. The backends differ in the cut, and in who computes a piece:
 - ``threads``: pieces that fit a core's cache, each computed by one core, side by side on as many
   cores as ``torch.get_num_threads()`` says; the choice on a CPU. The cut does not depend on the
   number of cores, and neither do the results.
+
+What a copy does with its gradient is a rule of :mod:`fedlib.engine.steps`; plain SGD needs none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from fedlib.engine.cores import side_by_side
 from fedlib.engine.data import Batch
+from fedlib.engine.steps import Now, Step
 from fedlib.engine.tasks import Task
 from fedlib.errors import FedlibError, unknown
 
@@ -34,8 +38,10 @@ def local_sgd(
     lr: float | Tensor,
     copies: int = 0,
     backend: str | None = None,
+    step: Step | None = None,
+    extras: Mapping[str, Tensor] | None = None,
 ) -> Tensor:
-    """Run plain SGD on every row of ``theta``, one batch a step.
+    """Run SGD, or another local rule, on every row of ``theta``, one batch a step.
 
     Parameters
     ----------
@@ -46,12 +52,16 @@ def local_sgd(
     batches
         One :class:`~fedlib.engine.data.Batch` of ``C`` rows for each step.
     lr
-        Step size, a number or one a copy ``[C]``.
+        Step size, a number or one a copy, ``[C]`` or ``[C, 1]``.
     copies
         At most this many copies in a piece, which bounds the memory; 0 lets the backend choose.
     backend
         ``"loop"``, ``"batched"`` or ``"threads"``; None takes ``"threads"`` on a CPU and
         ``"batched"`` elsewhere.
+    step
+        The local rule, see :mod:`fedlib.engine.steps`; None is plain SGD.
+    extras
+        What the rule needs of each copy, by name: ``[C, ...]``, cut together with the rows.
 
     Returns
     -------
@@ -61,7 +71,8 @@ def local_sgd(
     Raises
     ------
     FedlibError
-        For an unknown backend, or ``"threads"`` away from the CPU.
+        For an unknown backend, ``"threads"`` away from the CPU, or extras or a rule's result of
+        another shape.
     """
     on_cpu = theta.device.type == "cpu"
     backend = backend or ("threads" if on_cpu else "batched")
@@ -70,12 +81,19 @@ def local_sgd(
     if backend == "threads" and not on_cpu:
         raise FedlibError(f"'threads' is for the CPU; on {theta.device} use 'batched'.")
     theta, out = theta.detach(), torch.empty_like(theta)
+    each_own = isinstance(lr, Tensor) and lr.dim() > 0
+    lr = lr.to(theta).flatten() if each_own else float(lr)
+    extras = _checked(extras, len(theta))
     descend = _descend_dense if _is_dense(task) else _descend
 
     def work(rows: slice) -> None:
-        piece = theta[rows].clone()
-        rate = lr[rows] if isinstance(lr, Tensor) and lr.dim() else float(lr)
-        descend(task, piece, [_rows(batch, rows) for batch in batches], rate)
+        piece, rate = theta[rows].clone(), lr[rows] if each_own else lr
+        own = [_rows(batch, rows) for batch in batches]
+        if step is None:
+            descend(task, piece, own, rate)
+        else:
+            held = {name: value[rows] for name, value in extras.items()}
+            piece = _follow(step, held, task, piece, own, rate)
         out[rows] = piece
 
     pieces = _cut(len(theta), copies or _copies_at_once(task, batches, backend))
@@ -95,17 +113,66 @@ def _descend(task: Task, theta: Tensor, batches: list[Batch], rate: float | Tens
     """
     views = task.model.views(theta)
     leaves = {name: view.detach().requires_grad_() for name, view in views.items()}
+    stretches = _stretches(rate)
     for batch in batches:
-        with torch.enable_grad():
-            loss = task.losses(leaves, batch).sum()
-        gradients = torch.autograd.grad(loss, list(leaves.values()))
+        gradients = _gradients(task, leaves, batch)
         for view, gradient in zip(views.values(), gradients, strict=True):
             if task.l2:
                 gradient = gradient + task.l2 * view
-            if isinstance(rate, float):
-                view.sub_(gradient, alpha=rate)
-            else:
-                view.sub_(rate.view(-1, *[1] * (view.dim() - 1)) * gradient)
+            for rows, alpha in stretches:
+                view[rows].sub_(gradient[rows], alpha=alpha)
+
+
+def _stretches(rate: float | Tensor) -> list[tuple[slice, float]]:
+    """Return neighbouring rows of one rate with that rate.
+
+    A number is multiplied and subtracted with one rounding, a tensor with two. Taken by stretches,
+    copies that share a call with other rates end with the same bits as without them.
+    """
+    if isinstance(rate, float):
+        return [(slice(None), rate)]
+    values, counts = rate.unique_consecutive(return_counts=True)
+    stops = counts.cumsum(0).tolist()
+    starts = [0, *stops[:-1]]
+    return [(slice(*ends), v) for *ends, v in zip(starts, stops, values.tolist(), strict=True)]
+
+
+def _gradients(task: Task, leaves: dict[str, Tensor], batch: Batch) -> tuple[Tensor, ...]:
+    with torch.enable_grad():
+        loss = task.losses(leaves, batch).sum()
+    return torch.autograd.grad(loss, list(leaves.values()))
+
+
+@torch.no_grad()
+def _follow(
+    step: Step,
+    extras: dict[str, Tensor],
+    task: Task,
+    theta: Tensor,
+    batches: list[Batch],
+    rate: float | Tensor,
+) -> Tensor:
+    """Return ``theta`` after the steps of a rule, its gradients by automatic differentiation."""
+    rate = rate if isinstance(rate, float) else rate.view(-1, 1)
+    for t, batch in enumerate(batches):
+        grad = functools.partial(_flat_gradient, task, batch)
+        after = step(Now(theta, grad(theta), t, rate, extras, batch, grad))
+        if not isinstance(after, Tensor) or after.shape != theta.shape:
+            came = tuple(after.shape) if isinstance(after, Tensor) else repr(after)
+            raise FedlibError(
+                f"The rule returned {came}. Expected the rows' next parameters, a tensor "
+                f"{tuple(theta.shape)}: return now.theta - now.rate * ..."
+            )
+        theta = after
+    return theta
+
+
+def _flat_gradient(task: Task, batch: Batch, theta: Tensor) -> Tensor:
+    """Return every row's gradient of its regularised loss, ``[C, P]``."""
+    leaves = {n: v.detach().requires_grad_() for n, v in task.model.views(theta).items()}
+    gradients = _gradients(task, leaves, batch)
+    flat = torch.cat([gradient.flatten(1) for gradient in gradients], 1)
+    return flat.add_(theta, alpha=task.l2) if task.l2 else flat
 
 
 def _is_dense(task: Task) -> bool:
@@ -145,6 +212,18 @@ def _descend_dense(task: Task, theta: Tensor, batches: list[Batch], rate: float 
             weight.baddbmm_(delta, h[i].transpose(1, 2), alpha=-1)
             bias.sub_(delta.sum(2))
             delta = below if i else None
+
+
+def _checked(extras: Mapping[str, Tensor] | None, copies: int) -> dict[str, Tensor]:
+    """Refuse what cannot be cut together with the rows."""
+    for name, value in (extras or {}).items():
+        if not isinstance(value, Tensor) or value.shape[:1] != (copies,):
+            came = tuple(value.shape) if isinstance(value, Tensor) else repr(value)
+            raise FedlibError(
+                f"extras['{name}'] is {came}. Expected a tensor with one row for each of the "
+                f"{copies} copies, [{copies}, ...]; repeat_interleave gives every copy its run's."
+            )
+    return {name: value.detach() for name, value in (extras or {}).items()}
 
 
 def _rows(batch: Batch, rows: slice) -> Batch:

@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
+from torch import Tensor
 from tqdm.auto import tqdm
 
-from fedlib.engine.tasks import Task
+from fedlib.engine.protocols import Algorithm, K, S, State, TaskLike
 from fedlib.errors import FedlibError
 
 Callback = Callable[[Any, dict[str, Any]], None]
@@ -30,27 +32,28 @@ class History:
     state
         The algorithm's state after the last round.
     diverged
-        Round in which each diverged seed was first seen with a value that is not finite.
+        Round in which each diverged seed was first seen with a value that is not finite. Where
+        every run was given a name, that of each name: ``{run: {seed: round}}``.
     """
 
     frame: pd.DataFrame
-    state: Any
-    diverged: dict[int, int]
+    state: State
+    diverged: dict[int, int] | dict[str, dict[int, int]]
 
 
 def simulate(
-    algorithm: Any,
-    task: Task,
+    algorithm: Algorithm[S, K],
+    task: K,
     rounds: int,
     seeds: Sequence[int] = (0,),
     *,
-    state: Any = None,
+    state: S | None = None,
     evaluate_every: int = 1,
     splits: Iterable[str] = ("train",),
     limit: int | None = None,
-    evaluate: Callable[[Any, Task], dict[tuple[str, str], torch.Tensor]] | None = None,
+    evaluate: Callable[[S, K], dict[tuple[str, str], Tensor]] | None = None,
     callbacks: Iterable[Callback] = (),
-    name: str = "",
+    name: str | Sequence[str] = "",
     progress: bool = True,
     checkpoint: str | Path | None = None,
     checkpoint_every: int = 0,
@@ -60,7 +63,8 @@ def simulate(
     Parameters
     ----------
     algorithm
-        Anything with ``init(task, seeds)`` and ``round(state, task)``.
+        Anything with ``init(task, seeds)`` and ``round(state, task)``, see
+        :class:`~fedlib.engine.protocols.Algorithm`.
     task
         What is learned.
     rounds
@@ -78,7 +82,7 @@ def simulate(
     callbacks
         Called after each round with the state and the round's metrics.
     name
-        Shown in the progress bar and stored in the column ``run``.
+        Shown in the progress bar and stored in the column ``run``; or a name for each run.
     progress
         Show a progress bar.
     checkpoint, checkpoint_every
@@ -88,6 +92,11 @@ def simulate(
     -------
     History
         When every run has diverged the loop ends early; ``History.diverged`` says when.
+
+    Raises
+    ------
+    FedlibError
+        For numbers out of range, two runs of one name and seed, or another run's checkpoint.
     """
     if rounds < 0 or evaluate_every < 1:
         raise FedlibError(
@@ -95,52 +104,83 @@ def simulate(
             f"got {rounds} and {evaluate_every}."
         )
     splits = tuple(splits)
-    measure = evaluate or (lambda s, k: _evaluate(s, k, splits, limit))
     state = algorithm.init(task, seeds) if state is None else state
+    runs = _named(name, state.seeds)
+    measure = evaluate or (lambda s, k: _evaluate(s, k, runs, splits, limit))
     first, rows, diverged = state.t, [], {}
     label = (
-        f"{algorithm!r} from {first} for {rounds} rounds, seeds {tuple(seeds)}, models "
+        f"{name!r}: {algorithm!r} from {first} for {rounds} rounds, seeds {state.seeds}, models "
         f"{tuple(state.x.shape)}, evaluated every {evaluate_every} on {splits}, limit {limit}"
     )
     if checkpoint is not None and Path(checkpoint).exists():
         state, rows, diverged = _restore(Path(checkpoint), state, label)
-    with tqdm(total=rounds, initial=state.t - first, desc=name, disable=not progress) as bar:
+    told = name if isinstance(name, str) else f"{len(runs)} runs"
+    with tqdm(total=rounds, initial=state.t - first, desc=told, disable=not progress) as bar:
         if not rows:
-            _record(rows, diverged, measure(state, task), state, name)
+            _record(rows, diverged, measure(state, task), state, runs)
         while state.t < first + rounds and len(diverged) < len(state.seeds):
             state, metrics = algorithm.round(state, task)
             for callback in callbacks:
                 callback(state, metrics)
             done = state.t - first
             if done % evaluate_every == 0 or done == rounds:
-                _record(rows, diverged, measure(state, task), state, name)
+                _record(rows, diverged, measure(state, task), state, runs)
             if checkpoint is not None and checkpoint_every and done % checkpoint_every == 0:
                 _save(Path(checkpoint), state, rows, diverged, label)
             bar.update()
-    return History(pd.DataFrame(rows), state, diverged)
+    lost: dict[str, dict[int, int]] = {}
+    for (run, seed), t in diverged.items():
+        lost.setdefault(run, {})[seed] = t
+    lost = lost.get(name, {}) if isinstance(name, str) else lost
+    return History(pd.DataFrame(rows), state, lost)
 
 
-def _evaluate(state: Any, task: Task, splits: Iterable[str], limit: int | None) -> dict:
+def _named(name: str | Sequence[str], seeds: Sequence[int]) -> list[tuple[str, int]]:
+    """Return the name and the seed of every run, which together occur once."""
+    names = [name] * len(seeds) if isinstance(name, str) else list(name)
+    if len(names) != len(seeds):
+        raise FedlibError(f"{len(names)} names for {len(seeds)} runs. Give one, or one for each.")
+    runs = list(zip(names, seeds, strict=True))
+    for run, seed in runs:
+        if runs.count((run, seed)) > 1:
+            raise FedlibError(f"Seed {seed} occurs twice in run {run!r}: {tuple(seeds)}.")
+    return runs
+
+
+def _evaluate(
+    state: State,
+    task: TaskLike,
+    runs: list[tuple[str, int]],
+    splits: Iterable[str],
+    limit: int | None,
+) -> dict[tuple[str, str], Tensor]:
+    """Measure all models; those of one name together, whatever else is in the batch."""
+    names = [name for name, _ in runs]
+    together = [[r for r, n in enumerate(names) if n == name] for name in dict.fromkeys(names)]
     values = {}
     for split in splits:
         few = limit if split == "train" else None
-        for metric, value in task.evaluate(state.x, split, few).items():
-            values[split, metric] = value
+        found = [task.evaluate(state.x[rows], split, few) for rows in together]
+        order = torch.tensor(sum(together, [])).argsort()
+        for metric in found[0]:
+            values[split, metric] = torch.cat([part[metric] for part in found])[order]
     return values
 
 
-def _record(rows: list, diverged: dict, values: dict, state: Any, name: str) -> None:
+def _record(
+    rows: list, diverged: dict, values: dict, state: State, runs: list[tuple[str, int]]
+) -> None:
     """Append one row a run and metric; a value that is not finite marks the run as diverged."""
-    clock = float(getattr(state, "clock", state.t))
+    clocks = np.broadcast_to(getattr(state, "clock", state.t), len(runs)).tolist()
     for (split, metric), value in values.items():
-        for seed, v in zip(state.seeds, value.tolist(), strict=True):
-            row = dict(run=name, seed=seed, round=state.t, clock=clock)
+        for (run, seed), clock, v in zip(runs, clocks, value.tolist(), strict=True):
+            row = dict(run=run, seed=seed, round=state.t, clock=float(clock))
             rows.append(row | dict(split=split, metric=metric, value=v))
             if not abs(v) < float("inf"):
-                diverged.setdefault(seed, state.t)
+                diverged.setdefault((run, seed), state.t)
 
 
-def _save(path: Path, state: Any, rows: list, diverged: dict, label: str) -> None:
+def _save(path: Path, state: State, rows: list, diverged: dict, label: str) -> None:
     """Write a checkpoint beside its place and move it there in one step."""
     fields = {f.name: getattr(state, f.name) for f in dataclasses.fields(state)}
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -149,7 +189,7 @@ def _save(path: Path, state: Any, rows: list, diverged: dict, label: str) -> Non
     os.replace(part, path)
 
 
-def _restore(path: Path, state: Any, label: str) -> tuple[Any, list, dict]:
+def _restore(path: Path, state: S, label: str) -> tuple[S, list, dict]:
     try:
         held = torch.load(path, weights_only=False, map_location=state.x.device)
         found, fields = held["label"], held["state"]

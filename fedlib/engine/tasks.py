@@ -103,9 +103,15 @@ class Task:
 
     @torch.no_grad()
     def evaluate(
-        self, theta: Tensor, split: str = "train", limit: int | None = None
+        self,
+        theta: Tensor,
+        split: str = "train",
+        limit: int | None = None,
+        average: str = "samples",
     ) -> dict[str, Tensor]:
         """Return mean loss and, for classification, accuracy of every copy.
+
+        The two averages are the same when all clients hold equally many samples.
 
         Parameters
         ----------
@@ -115,11 +121,20 @@ class Task:
             ``"train"`` or ``"test"``.
         limit
             Use a fixed, evenly spread subset of at most this many samples.
+        average
+            ``"samples"``: over all samples of the split pooled, whoever holds them. ``"clients"``:
+            each client's mean over its own samples first, then the plain mean over the clients,
+            f of the theorems; the test split then needs ``test_parts``.
 
         Returns
         -------
         dict
             ``"loss"`` and ``"accuracy"``, each ``[R]`` in float64 on the CPU.
+
+        Raises
+        ------
+        FedlibError
+            For an unknown split or average, or one that the data do not have.
         """
         if split not in ("train", "test"):
             raise unknown("split", split, ["train", "test"])
@@ -128,25 +143,43 @@ class Task:
         )
         if x is None:
             raise FedlibError("This data set has no test split. Evaluate on 'train'.")
+        weight = self._weight(split, average, len(x)).to(x.device)
         if limit is not None and limit < len(x):
             keep = torch.linspace(0, len(x) - 1, limit, device=x.device).long()
-            x, y = x[keep], y[keep]
+            x, y, weight = x[keep], y[keep], weight[keep]
         copies = len(theta)
         step = max(1, self.chunk // (copies * max(1, x[0].numel())))
         sums = torch.zeros(2, copies, dtype=torch.float64, device=x.device)
-        for xs, ys in zip(x.split(step), y.split(step), strict=True):
+        for xs, ys, w in zip(x.split(step), y.split(step), weight.split(step), strict=True):
             xs, ys = xs.expand(copies, *xs.shape), ys.expand(copies, *ys.shape)
             out = self.model.apply(theta, xs)
-            sums[0] += LOSSES[self.loss_name](out, ys).double().sum(1)
+            sums[0] += (LOSSES[self.loss_name](out, ys).double() * w).sum(1)
             if self.loss_name == "cross_entropy":
-                sums[1] += (out.argmax(-1) == ys).double().sum(1)
-        loss, right = (sums / len(x)).cpu()
+                sums[1] += ((out.argmax(-1) == ys).double() * w).sum(1)
+        loss, right = (sums / weight.sum()).cpu()
         loss = loss + 0.5 * self.l2 * theta.double().square().sum(1).cpu()
         return (
             {"loss": loss, "accuracy": right}
             if self.loss_name == "cross_entropy"
             else {"loss": loss}
         )
+
+    def _weight(self, split: str, average: str, samples: int) -> Tensor:
+        """Return how much each sample of a split counts, ``[samples]``."""
+        if average == "samples":
+            return torch.ones(samples, dtype=torch.float64)
+        if average != "clients":
+            raise unknown("average", average, ["samples", "clients"])
+        parts = self.data.parts if split == "train" else self.data.test_parts
+        if parts is None:
+            raise FedlibError(
+                "No client holds test samples. Build the data with test_parts, or take "
+                "average='samples'."
+            )
+        weight = torch.zeros(samples, dtype=torch.float64)
+        for part in parts:
+            weight[torch.from_numpy(part)] = 1 / len(part)
+        return weight
 
 
 def _crop_and_flip(x: Tensor, jitter: Tensor) -> Tensor:

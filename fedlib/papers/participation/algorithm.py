@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedlib.engine.sweeps import column
 from fedlib.engine.tasks import Task
 from fedlib.errors import FedlibError
 from fedlib.papers import fedavg
@@ -46,9 +47,9 @@ class GeneralizedFedAvg:
     participation
         Gives the weights q.
     lr
-        Local step size γ.
+        Local step size γ; a number, or one a run.
     amplify
-        Amplification factor η > 0; 1 is FedAvg.
+        Amplification factor η > 0; 1 is FedAvg. A number, or one a run.
     interval
         Amplification interval P, in rounds.
     local_steps
@@ -58,11 +59,13 @@ class GeneralizedFedAvg:
     """
 
     participation: Participation
-    lr: float
-    amplify: float = 1.0
+    lr: float | tuple[float, ...]
+    amplify: float | tuple[float, ...] = 1.0
     interval: int = 1
     local_steps: int = 1
     batch_size: int | None = None
+
+    per_run: ClassVar = ("lr", "amplify")
 
     def __post_init__(self) -> None:
         check_positive(self, "lr", "amplify", "interval", "local_steps")
@@ -78,7 +81,7 @@ class GeneralizedFedAvg:
         d, cursor = movement(self, state, task, clients, q)  # lines 3-5
         x, u, t0 = state.x + d, state.u + d, state.t0  # line 5
         if state.t + 1 - t0 == self.interval:  # line 6
-            x = x + (self.amplify - 1) * u  # line 7
+            x = x + column(np.subtract(self.amplify, 1), x) * u  # line 7
             u, t0 = torch.zeros_like(u), state.t + 1  # line 7
         return replace(state, x=x, u=u, cursor=cursor, t=state.t + 1, t0=t0), {}
 
@@ -111,7 +114,7 @@ class WaitFull(WaitMinibatch):
             raise FedlibError(f"Wait-full uses all local data; got batch_size={self.batch_size}.")
 
 
-def everyone(algorithm: Any, state: State, task: Task) -> tuple[Tensor, np.ndarray]:
+def everyone(algorithm: GeneralizedFedAvg, state: State, task: Task) -> tuple[Tensor, np.ndarray]:
     """Return the movement of a round in which all clients take part, in pieces to save memory."""
     d, cursor = torch.zeros_like(state.x), state.cursor
     all_clients, q = Full(task.N).cohort(state.seeds, state.t)

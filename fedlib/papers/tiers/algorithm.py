@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -22,10 +22,13 @@ from torch.nn import functional as F
 from fedlib.engine.data import Batch, FederatedDataset
 from fedlib.engine.local import local_sgd
 from fedlib.engine.losses import LOSSES
+from fedlib.engine.mixing import Groups, mix
 from fedlib.engine.models import Model
 from fedlib.engine.rng import stream
+from fedlib.engine.sweeps import column
 from fedlib.engine.tasks import Task
 from fedlib.errors import FedlibError
+from fedlib.papers.fedavg import check_positive
 from fedlib.papers.tiers.task import TieredTask
 
 
@@ -42,13 +45,13 @@ class TieredState:
     t
         The next round.
     clock
-        Local steps done.
+        ``[R]``: local steps done.
     """
 
     x: Tensor
     seeds: tuple[int, ...]
-    t: int = 0
-    clock: int = 0
+    t: int
+    clock: np.ndarray
 
 
 class Frozen(Task):
@@ -84,30 +87,29 @@ class TDCD:
     Parameters
     ----------
     lr
-        Step size η.
+        Step size η; a number, or one a run.
     local_steps
         Local steps Q a round; the minibatch and the foreign embeddings stay frozen for all Q.
     batch_size
         Minibatch size B, drawn from all rows by a shared seed; None takes all rows.
     """
 
-    lr: float
+    lr: float | tuple[float, ...]
     local_steps: int
     batch_size: int | None = None
 
+    per_run: ClassVar = ("lr",)
+
     def __post_init__(self) -> None:
-        if self.local_steps < 1 or not self.lr > 0:
-            raise FedlibError(
-                f"local_steps (Q) must be at least 1 and lr positive; "
-                f"got {self.local_steps} and {self.lr}."
-            )
+        check_positive(self, "lr", "local_steps")
 
     def init(self, task: TieredTask, seeds: Sequence[int], x: Tensor | None = None) -> TieredState:
         """Return the state before round 0 (line 1)."""
         B = self.batch_size or len(task.y)
         if not 1 <= B <= len(task.y):
             raise FedlibError(f"batch_size must be between 1 and {len(task.y)}; got {B}.")
-        return TieredState(task.init(seeds) if x is None else x, tuple(seeds))
+        x = task.init(seeds) if x is None else x
+        return TieredState(x, tuple(seeds), 0, np.zeros(len(seeds)))
 
     def round(self, state: TieredState, task: TieredTask) -> tuple[TieredState, dict[str, Any]]:
         """Run one round: an exchange (lines 3-8), Q local steps (9-10), an average (11)."""
@@ -122,9 +124,9 @@ class TDCD:
         clock = state.clock + self.local_steps
         return replace(state, x=x, t=state.t + 1, clock=clock), {}
 
-    def walk(self, local: Frozen, theta: Tensor, batch: Batch) -> Tensor:
+    def walk(self, local: Frozen, theta: Tensor, batch: Batch, rate: float | Tensor) -> Tensor:
         """Take the Q local steps of all copies ``[copies, P_j]``, the foreign sum frozen."""
-        return local_sgd(local, theta, [batch] * self.local_steps, self.lr)
+        return local_sgd(local, theta, [batch] * self.local_steps, rate)
 
 
 def draw_ids(seeds: Sequence[int], t: int, samples: int, batch_size: int | None) -> Tensor:
@@ -194,7 +196,7 @@ class Cohort:
 
     def mean(self) -> Tensor:
         """Return the hub's average of its clients, ``[R, P_j]``."""
-        return self.theta.unflatten(0, (self.runs, -1)).mean(1)
+        return mix(self.theta, Groups(1, len(self.theta) // self.runs)).squeeze(1)
 
 
 def descend(algorithm: TDCD, task: TieredTask, silos: list[Cohort]) -> None:
@@ -211,7 +213,9 @@ def descend(algorithm: TDCD, task: TieredTask, silos: list[Cohort]) -> None:
         theta = torch.cat([silo.theta for silo in group])
         x, y = torch.cat([s.x for s in group]), torch.cat([s.y for s in group])
         foreign, batch = torch.cat([s.foreign for s in group]), _joined(group)
-        theta = algorithm.walk(Frozen(model, x, y, foreign, task.loss_name), theta, batch)
+        rates = [column(algorithm.lr, s.theta[: s.runs], len(s.theta) // s.runs) for s in group]
+        rate = torch.cat(rates) if isinstance(rates[0], Tensor) else rates[0]
+        theta = algorithm.walk(Frozen(model, x, y, foreign, task.loss_name), theta, batch, rate)
         for silo, part in zip(group, theta.split([len(s.theta) for s in group]), strict=True):
             silo.theta = part
 

@@ -34,6 +34,7 @@ import torch
 from torch import Tensor
 
 from fedlib.errors import FedlibError
+from fedlib.papers.fedavg import check_positive
 from fedlib.papers.tiers.algorithm import TDCD, Cohort, descend, draw_ids
 from fedlib.papers.tiers.task import TieredTask
 from fedlib.population.delays import EventQueue, Law, each
@@ -72,7 +73,7 @@ class AsyncState:
         One seed a run.
     t
         The next call of ``round``.
-    clocks
+    clock
         ``[R]``: present time of every run, in time units.
     start, finish
         ``[R, N]``: when the rounds under way began and will end.
@@ -87,31 +88,15 @@ class AsyncState:
     pending: Tensor
     seeds: tuple[int, ...]
     t: int
-    clocks: np.ndarray
+    clock: np.ndarray
     start: np.ndarray
     finish: np.ndarray
     rounds: np.ndarray
     read: np.ndarray
 
-    @property
-    def clock(self) -> float:
-        """The time, common to all runs.
-
-        Raises
-        ------
-        FedlibError
-            When the runs stand at different times.
-        """
-        if (self.clocks != self.clocks[0]).any():
-            raise FedlibError(
-                f"The {len(self.seeds)} runs stand at different times. Set tick to look at them "
-                "at common times, run one seed, or read state.clocks."
-            )
-        return float(self.clocks[0])
-
     def copy(self) -> AsyncState:
         """Return a state that shares no array with this one."""
-        names = ("clocks", "start", "finish", "rounds", "read")
+        names = ("clock", "start", "finish", "rounds", "read")
         arrays = {name: getattr(self, name).copy() for name in names}
         return replace(self, x=self.x.clone(), pending=self.pending.clone(), **arrays)
 
@@ -148,7 +133,7 @@ class AsyncTDCD:
     tick: float | None = None
 
     def __post_init__(self) -> None:
-        TDCD(self.lr, self.local_steps)  # the same rules for lr and local_steps
+        check_positive(self, "lr", "local_steps")
         if self.tick is not None and not 0 < self.tick < float("inf"):
             raise FedlibError(f"tick is a positive time or None; got {self.tick}.")
 
@@ -161,7 +146,7 @@ class AsyncTDCD:
             pending=x.clone(),
             seeds=tuple(seeds),
             t=0,
-            clocks=np.zeros(R),
+            clock=np.zeros(R),
             start=np.zeros((R, N)),
             finish=np.zeros((R, N)),
             rounds=np.zeros((R, N), dtype=np.int64),
@@ -187,7 +172,7 @@ class AsyncTDCD:
             begin = []
             for r, queue in enumerate(queues):
                 if queue.next_time <= until:
-                    state.clocks[r], hubs = queue.pop_all()
+                    state.clock[r], hubs = queue.pop_all()
                     done += self._publish(state, task, r, hubs)
                     begin += [(r, j) for j in hubs]
             self._start(state, task, begin)
@@ -196,7 +181,7 @@ class AsyncTDCD:
             if self.tick is None:
                 break
         if self.tick is not None:
-            state.clocks[:] = until
+            state.clock[:] = until
         return replace(state, t=state.t + 1), {"hub_rounds": done}
 
     def busy(self, task: TieredTask, seed: int, hub: int, round: int) -> float:
@@ -243,8 +228,8 @@ class AsyncTDCD:
         descend(TDCD(self.lr, self.local_steps), task, silos)
         for (r, j), silo in zip(begin, silos, strict=True):
             state.pending[r, task.columns[j]] = silo.mean()[0]
-            state.start[r, j] = state.clocks[r]
-            state.finish[r, j] = state.clocks[r] + (lasts[r].max() if self.wait else lasts[r, j])
+            state.start[r, j] = state.clock[r]
+            state.finish[r, j] = state.clock[r] + (lasts[r].max() if self.wait else lasts[r, j])
 
 
 def _queue(times: np.ndarray) -> EventQueue:

@@ -31,12 +31,12 @@ class LabelPrivateTDCD(TDCD):
 
     fresh: bool = True
 
-    def walk(self, local: Frozen, theta: Tensor, batch: Batch) -> Tensor:
+    def walk(self, local: Frozen, theta: Tensor, batch: Batch, rate: float | Tensor) -> Tensor:
         """Take the Q local steps of all copies ``[copies, P_j]`` without looking at a label."""
         for q in range(self.local_steps):
             if q == 0 or self.fresh:
                 driven = Driven.by(derivatives(local, theta, batch), local)
-            theta = local_sgd(driven, theta, [batch], self.lr)
+            theta = local_sgd(driven, theta, [batch], rate)
         return theta
 
 

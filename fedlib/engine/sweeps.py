@@ -1,0 +1,102 @@
+"""Settings as rows: a setting may be one number a run, so a sweep is one batched run."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from fedlib.engine.protocols import Algorithm, K
+from fedlib.engine.simulation import History, simulate
+from fedlib.errors import FedlibError
+
+
+def column(value: float | Sequence[float], x: Tensor, copies: int = 1) -> float | Tensor:
+    """Return a setting as it multiplies rows: a number, or a column with one value a row.
+
+    Parameters
+    ----------
+    value
+        A number for all runs, or one a run, ``R`` of them.
+    x
+        ``[R, P]``, one row a run.
+    copies
+        Rows of each run, next to each other.
+
+    Returns
+    -------
+    float or Tensor
+        A number as it is, else ``[R * copies, 1]``.
+
+    Raises
+    ------
+    FedlibError
+        When there are not as many values as runs.
+    """
+    if np.ndim(value) == 0:
+        return float(value)
+    if len(value) != len(x):
+        raise FedlibError(
+            f"{len(value)} values for {len(x)} runs: {tuple(value)}. Give one number for all runs, "
+            "or one for each."
+        )
+    return x.new_tensor(value).repeat_interleave(copies).unsqueeze(1)
+
+
+def sweep(
+    algorithm: Algorithm[Any, K],
+    task: K,
+    rounds: int,
+    grid: Mapping[str, Sequence[float]],
+    seeds: Sequence[int] = (0,),
+    **options: Any,
+) -> History:
+    """Run every setting of a grid with every seed, all of them side by side in one batch.
+
+    The rows are bit for bit those of ``simulate`` called for each setting with these seeds. All
+    models of all settings are held at once; where memory is short, sweep parts of the grid.
+
+    Parameters
+    ----------
+    algorithm
+        Gives the settings that stay.
+    task, rounds, seeds, options
+        As for :func:`~fedlib.engine.simulation.simulate`; the names of runs are ours.
+    grid
+        Values to try by field: ``{"lr": [0.1, 0.2]}``; all combinations of several fields.
+
+    Returns
+    -------
+    History
+        The column ``run`` names the setting, ``"lr=0.1"`` or ``"lr=0.1, amplify=2"``, and
+        ``diverged`` holds ``{run: {seed: round}}``.
+
+    Raises
+    ------
+    FedlibError
+        For a field that cannot differ between the runs of a batch.
+    """
+    can = getattr(algorithm, "per_run", ())
+    for field in grid:
+        if field not in can:
+            raise FedlibError(
+                f"{type(algorithm).__name__} cannot have several values of {field} in one run; it "
+                f"can of: {', '.join(can) or 'nothing'}. Call sweep or simulate for each {field}."
+            )
+    settings = [
+        dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())
+    ]
+    names = [", ".join(f"{field}={value}" for field, value in s.items()) for s in settings]
+    fields = {field: tuple(s[field] for s in settings for _ in seeds) for field in grid}
+    return simulate(
+        dataclasses.replace(algorithm, **fields),
+        task,
+        rounds,
+        tuple(seeds) * len(settings),
+        name=[name for name in names for _ in seeds],
+        **options,
+    )
