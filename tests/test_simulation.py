@@ -298,3 +298,14 @@ def test_wrong_numbers_are_refused(wrong):
 
 if __name__ == "__main__":
     child(sys.argv[1], Path(sys.argv[2]), sys.argv[3])
+
+
+def test_looking_at_given_rounds_changes_no_number():
+    task = classification()
+    every = simulate(ALGORITHMS["amplified"], task, 12, SEEDS, progress=False).frame
+    some = simulate(
+        ALGORITHMS["amplified"], task, 12, SEEDS, evaluate_at=[1, 5, 99], progress=False
+    ).frame
+    assert sorted(some["round"].unique()) == [0, 1, 5, 12]
+    kept = every[every["round"].isin([0, 1, 5, 12])].reset_index(drop=True)
+    pd.testing.assert_frame_equal(some.reset_index(drop=True), kept)

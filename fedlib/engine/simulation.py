@@ -49,6 +49,7 @@ def simulate(
     *,
     state: S | None = None,
     evaluate_every: int = 1,
+    evaluate_at: Iterable[int] | None = None,
     splits: Iterable[str] = ("train",),
     limit: int | None = None,
     evaluate: Callable[[S, K], dict[tuple[str, str], Tensor]] | None = None,
@@ -75,6 +76,9 @@ def simulate(
         Start from this state instead of ``algorithm.init``.
     evaluate_every
         Evaluate before the first round, every so many rounds, and after the last.
+    evaluate_at
+        Evaluate after these rounds instead, and before the first and after the last; see
+        :func:`~fedlib.papers.job.off_cycle`.
     splits, limit
         Passed to :meth:`Task.evaluate`: which splits, and on how many samples of ``train``.
     evaluate
@@ -104,13 +108,15 @@ def simulate(
             f"got {rounds} and {evaluate_every}."
         )
     splits = tuple(splits)
+    looks = None if evaluate_at is None else {int(t) for t in evaluate_at}
     state = algorithm.init(task, seeds) if state is None else state
     runs = _named(name, state.seeds)
     measure = evaluate or (lambda s, k: _evaluate(s, k, runs, splits, limit))
     first, rows, diverged = state.t, [], {}
     label = (
         f"{name!r}: {algorithm!r} from {first} for {rounds} rounds, seeds {state.seeds}, models "
-        f"{tuple(state.x.shape)}, evaluated every {evaluate_every} on {splits}, limit {limit}"
+        f"{tuple(state.x.shape)}, evaluated {_when(evaluate_every, looks)} on {splits}, "
+        f"limit {limit}"
     )
     if checkpoint is not None and Path(checkpoint).exists():
         state, rows, diverged = _restore(Path(checkpoint), state, label)
@@ -123,7 +129,8 @@ def simulate(
             for callback in callbacks:
                 callback(state, metrics)
             done = state.t - first
-            if done % evaluate_every == 0 or done == rounds:
+            look = done % evaluate_every == 0 if looks is None else done in looks
+            if look or done == rounds:
                 _record(rows, diverged, measure(state, task), state, runs)
             if checkpoint is not None and checkpoint_every and done % checkpoint_every == 0:
                 _save(Path(checkpoint), state, rows, diverged, label)
@@ -133,6 +140,10 @@ def simulate(
         lost.setdefault(run, {})[seed] = t
     lost = lost.get(name, {}) if isinstance(name, str) else lost
     return History(pd.DataFrame(rows), state, lost)
+
+
+def _when(evaluate_every: int, looks: set[int] | None) -> str:
+    return f"every {evaluate_every}" if looks is None else f"at {sorted(looks)}"
 
 
 def _named(name: str | Sequence[str], seeds: Sequence[int]) -> list[tuple[str, int]]:
