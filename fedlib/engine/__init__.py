@@ -2,7 +2,7 @@
 
 from fedlib.engine.data import Batch, FederatedDataset
 from fedlib.engine.local import local_sgd
-from fedlib.engine.models import Model
+from fedlib.engine.model import Model
 from fedlib.engine.rng import stream
 from fedlib.engine.simulation import simulate
 from fedlib.engine.tasks import Task

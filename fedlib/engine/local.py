@@ -94,12 +94,13 @@ def _descend(task: Task, theta: Tensor, batches: list[Batch], rate: float | Tens
     whole gradient once a layer in the backward pass.
     """
     views = task.model.views(theta)
-    leaves = {name: view.detach().requires_grad_() for name, view in views.items()}
+    leaves = {name: views[name].detach().requires_grad_() for name in task.model.shapes}
     for batch in batches:
         with torch.enable_grad():
-            loss = task.losses(leaves, batch).sum()
-        gradients = torch.autograd.grad(loss, list(leaves.values()))
-        for view, gradient in zip(views.values(), gradients, strict=True):
+            loss = task.losses(views | leaves, batch).sum()  # writes into the buffers' views
+        gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+        for name, gradient in zip(leaves, gradients, strict=True):
+            view = views[name]
             if task.l2:
                 gradient = gradient + task.l2 * view
             if isinstance(rate, float):
@@ -149,7 +150,7 @@ def _descend_dense(task: Task, theta: Tensor, batches: list[Batch], rate: float 
 
 def _rows(batch: Batch, rows: slice) -> Batch:
     pick = lambda t: None if t is None else t[rows]  # noqa: E731
-    return Batch(batch.rows[rows], pick(batch.weight), pick(batch.jitter))
+    return Batch(batch.rows[rows], *map(pick, (batch.weight, batch.jitter, batch.visits)))
 
 
 def _cut(total: int, size: int) -> list[slice]:
