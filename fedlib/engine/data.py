@@ -227,6 +227,7 @@ def _pair(x: Any, y: Any, device: Any, split: str) -> tuple[Tensor, Tensor]:
 
 def _numbers(values: Any, device: Any, what: str) -> Tensor:
     try:
+        values = values.to_numpy() if hasattr(values, "to_numpy") else values  # not by its index
         return torch.as_tensor(values, device=device)
     except (TypeError, ValueError, RuntimeError) as error:
         kind = f"{type(values).__name__} {getattr(values, 'dtype', '')}".strip()

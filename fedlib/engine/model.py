@@ -197,7 +197,7 @@ class Model:
             out, moved = self._call(views, x, train, keys, self._maps[x.device.type])
         if train and isinstance(theta, dict):
             for name, value in moved.items():
-                theta[name].copy_(value.detach())
+                theta[name].data.copy_(value.detach())  # unseen by autograd, which owns the rest
         return out
 
     def outputs(self, x: Tensor) -> int:
@@ -408,7 +408,7 @@ def check_module(module: nn.Module, has_rule: bool) -> None:
 
 
 def check_pass(model: Model, theta: Tensor, x: Tensor) -> None:
-    """Refuse a module whose training pass draws at random or changes what all copies share."""
+    """Refuse a module whose training pass draws at random, or changes what all copies share."""
     views = {name: view[0].clone() for name, view in model.views(theta.cpu()).items()}
     shared = {name: t.clone() for name, t in model._shared(theta.cpu()).items()}
     model._body.train()
@@ -416,8 +416,10 @@ def check_pass(model: Model, theta: Tensor, x: Tensor) -> None:
     values = {**shared, **views}
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         before = torch.get_rng_state()
-        functional_call(model._body, values, (x,))
+        out = functional_call(model._body, values, (x,))
         drawn = not torch.equal(before, torch.get_rng_state())
+    if not isinstance(out, Tensor):
+        raise FedlibError(f"The module returns a {type(out).__name__}; expected one tensor [B, K].")
     if drawn:
         raise FedlibError(
             "The module draws from PyTorch's global generator in training, so its results could "
