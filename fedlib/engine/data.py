@@ -227,8 +227,8 @@ def _pair(x: Any, y: Any, device: Any, split: str) -> tuple[Tensor, Tensor]:
 
 def _numbers(values: Any, device: Any, what: str) -> Tensor:
     try:
-        values = values.to_numpy() if hasattr(values, "to_numpy") else values  # not by its index
-        return torch.as_tensor(values, device=device)
+        by_place = values.to_numpy(copy=True) if hasattr(values, "to_numpy") else values
+        return torch.as_tensor(by_place, device=device)
     except (TypeError, ValueError, RuntimeError) as error:
         kind = f"{type(values).__name__} {getattr(values, 'dtype', '')}".strip()
         raise FedlibError(
