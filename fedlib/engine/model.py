@@ -216,7 +216,7 @@ class Model:
                 out = self.apply(row, x.unsqueeze(0))
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
             raise FedlibError(
-                f"The model cannot read features of shape {[*x.shape[1:]]} and type {x.dtype}: "
+                f"Trying the model on features of shape {[*x.shape[1:]]}, type {x.dtype}, failed: "
                 f"{str(error).splitlines()[0]}"
             ) from error
         if out.shape[:2] != (1, 2) or out.dim() != 3:

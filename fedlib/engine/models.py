@@ -1,6 +1,7 @@
 """The architectures of the papers, with a batched forward pass of their own where it pays.
 
-Each is tested equal to the plain module. For any other ``torch.nn.Module`` see :class:`Model`.
+Each is tested equal to the plain module. For any other module see
+:class:`~fedlib.engine.model.Model`.
 """
 
 from __future__ import annotations

@@ -74,7 +74,8 @@ class Task:
     def losses(self, theta: Tensor | dict[str, Tensor], batch: Batch) -> Tensor:
         """Return every copy's mean loss on its batch without the l2 term, ``[copies]``.
 
-        The model runs in training mode; see :meth:`Model.apply` for what becomes of buffers.
+        The model runs in training mode; :meth:`~fedlib.engine.model.Model.apply` says what
+        becomes of buffers.
         """
         if self.model.normalises:
             check_whole(batch)
