@@ -103,8 +103,9 @@ def measure(
 def count_flops(task: Task, theta: torch.Tensor, batches: list[Batch]) -> int:
     """Count the floating-point operations of the matrix products and convolutions in the steps."""
     with FlopCounterMode(display=False) as counter:
-        leaves = {n: v.clone().requires_grad_() for n, v in task.model.views(theta).items()}
-        loss = task.losses(leaves, batches[0]).sum()
+        views = task.model.views(theta.clone())
+        leaves = {name: views[name].detach().requires_grad_() for name in task.model.shapes}
+        loss = task.losses(views | leaves, batches[0]).sum()
         torch.autograd.grad(loss, list(leaves.values()))
     return counter.get_total_flops() * len(batches)
 

@@ -111,7 +111,8 @@ def test_only_the_models_own_loss_is_differentiated_by_hand(monkeypatch):
         def losses(self, theta, batch):
             return 2 * super().losses(theta, batch)
 
-    others = [Doubled(task.model, task.data), Task(task.model, task.data, "half_square")]
+    aimless = FederatedDataset.build(task.data.x, None, task.data.parts)
+    others = [Doubled(task.model, task.data), Task(task.model, aimless, "half_square")]
     for other in (*others, problem("any module")[0]):
         with pytest.raises(TypeError):
             local_sgd(other, theta, batches, 0.1)
@@ -285,7 +286,9 @@ def test_threads_do_not_lend_the_module_to_each_other(cores):
             return super().forward(x)
 
     task, theta, batches = problem("any module")
-    local_sgd(Task(models.Model(Slow(8, 3)), task.data), theta[:, :27], batches, 0.1, copies=1)
+    slow = Task(models.Model(Slow(8, 3)), task.data)
+    most.clear()  # the task has tried the module
+    local_sgd(slow, theta[:, :27], batches, 0.1, copies=1)
     assert set(most) == {1} and len(most) == COPIES * STEPS
 
 

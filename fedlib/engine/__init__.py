@@ -3,7 +3,7 @@
 from fedlib.engine.data import Batch, FederatedDataset
 from fedlib.engine.local import local_sgd
 from fedlib.engine.mixing import Groups, average, mix
-from fedlib.engine.models import Model
+from fedlib.engine.model import Model
 from fedlib.engine.rng import stream
 from fedlib.engine.simulation import simulate
 from fedlib.engine.sweeps import column, sweep

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,11 +29,26 @@ class Batch:
     jitter
         ``[copies, 3]`` (vertical shift, horizontal shift, flip) for image augmentation, one
         crop and one flip shared by a batch, or None.
+    visits
+        ``(seed, client, number)`` of each copy, the number counting the client's minibatches:
+        what dropout draws from. None where nobody says; dropout then refuses.
     """
 
     rows: Tensor
     weight: Tensor | None = None
     jitter: Tensor | None = None
+    visits: Sequence[tuple[int, int, int]] | None = None
+
+    def keys(self) -> Tensor:
+        """Return the key of each copy's dropout, ``[copies]``, from the stream ``"dropout"``."""
+        if self.visits is None:
+            raise FedlibError(
+                "This model has dropout, and the batch does not say whose it is. Draw batches with "
+                "next_batches, or give visits, a (seed, client, number) a copy. Exact gradients "
+                "do not exist with dropout."
+            )
+        drawn = [stream(seed, "dropout", *keys).integers(2**63) for seed, *keys in self.visits]
+        return torch.tensor(drawn, device=self.rows.device)
 
 
 @functools.lru_cache(maxsize=200_000)
@@ -78,15 +94,33 @@ class FederatedDataset:
     ) -> FederatedDataset:
         """Place the data on a device and check the split, and that of the test rows if given.
 
+        Parameters
+        ----------
+        x
+            Features ``[n, ...]``: real, or whole numbers for models that begin with an embedding.
+        y
+            Targets ``[n]``: classes in any type of whole numbers, or real values, ``[n, K]`` for
+            K outputs. None means no target, which is a target of zero: the loss of residual
+            models such as :func:`~fedlib.engine.models.location` is the half square itself.
+        parts
+            Row numbers, one array a client.
+        test_x, test_y
+            The test split.
+        device
+            Where the data will lie.
+        augment
+            Shift and flip images ``[n, C, H, W]`` at random in training.
+        test_parts
+            Row numbers of the test split, one array a client, where clients hold their own.
+
         Raises
         ------
         FedlibError
-            When a client has no samples, a row number is out of range or given twice, or
-            ``test_parts`` are for another number of clients.
+            When features or targets are no numbers or differ in length, a client has no samples,
+            a row number is out of range or given twice, or ``test_parts`` are for another number
+            of clients.
         """
-        place = functools.partial(torch.as_tensor, device=device)
-        x = place(x)
-        y = place(y) if y is not None else torch.zeros(len(x), dtype=torch.long, device=device)
+        x, y = _pair(x, y, device, "train")
         parts = _checked_parts(parts, len(x))
         if test_parts is not None:
             test_parts = _checked_parts(test_parts, 0 if test_x is None else len(test_x))
@@ -94,8 +128,8 @@ class FederatedDataset:
                 raise FedlibError(
                     f"test_parts are for {len(test_parts)} clients, parts for {len(parts)}."
                 )
-        test_x = None if test_x is None else place(test_x)
-        test_y = None if test_y is None else place(test_y)
+        if test_x is not None:
+            test_x, test_y = _pair(test_x, test_y, device, "test")
         return cls(x, y, parts, test_x, test_y, augment, test_parts)
 
     def next_batches(
@@ -143,12 +177,14 @@ class FederatedDataset:
         else:
             rows = np.stack([self._walk(*visit, steps, batch_size) for visit in visits])
             batches = [Batch(row) for row in torch.from_numpy(rows).to(self.x.device).unbind(1)]
-        if self.augment:
-            batches = [
-                Batch(batch.rows, batch.weight, _jitter(visits, i))
-                for i, batch in enumerate(batches)
-            ]
-        return batches, cursor
+        return [
+            replace(
+                batch,
+                jitter=_jitter(visits, i) if self.augment else None,
+                visits=[(seed, n, k + i) for seed, n, k in visits],
+            )
+            for i, batch in enumerate(batches)
+        ], cursor
 
     def _walk(self, seed: int, client: int, start: int, steps: int, batch_size: int) -> np.ndarray:
         """Return rows ``[steps, batch_size]`` of a client, ``start`` minibatches into its walk."""
@@ -177,7 +213,7 @@ class FederatedDataset:
         for i, n in enumerate(chosen):
             rows[i, : self.sizes[n]] = self.parts[n]
             weight[i, : self.sizes[n]] = 1 / self.sizes[n]
-        device, dtype = self.x.device, self.x.dtype
+        device, dtype = self.x.device, self.x.dtype if self.x.is_floating_point() else torch.double
         return Batch(torch.from_numpy(rows).to(device), torch.from_numpy(weight).to(device, dtype))
 
 
@@ -192,6 +228,30 @@ def _checked_parts(parts: Sequence[np.ndarray], rows: int) -> list[np.ndarray]:
     if len(np.unique(used)) != len(used):
         raise FedlibError("A sample belongs to two clients. Each row may be given once.")
     return parts
+
+
+def _pair(x: Any, y: Any, device: Any, split: str) -> tuple[Tensor, Tensor]:
+    """Return features and targets of one split on the device; whole numbers become int64."""
+    x = _numbers(x, device, f"{split} features")
+    if y is None:
+        real = x.dtype if x.is_floating_point() else torch.get_default_dtype()
+        return x, torch.zeros(len(x), dtype=real, device=device)
+    y = _numbers(y, device, f"{split} targets")
+    if len(y) != len(x):
+        raise FedlibError(f"{len(x)} {split} samples and {len(y)} targets: one each is needed.")
+    return x, y if y.is_floating_point() else y.long()
+
+
+def _numbers(values: Any, device: Any, what: str) -> Tensor:
+    try:
+        by_place = values.to_numpy(copy=True) if hasattr(values, "to_numpy") else values
+        return torch.as_tensor(by_place, device=device)
+    except (TypeError, ValueError, RuntimeError) as error:
+        kind = f"{type(values).__name__} {getattr(values, 'dtype', '')}".strip()
+        raise FedlibError(
+            f"The {what} must be an array of numbers; got {kind}. Labels that are words: "
+            "y = np.unique(words, return_inverse=True)[1]. A table: fedlib.datasets.from_frame."
+        ) from error
 
 
 def _jitter(visits: list[tuple[int, int, int]], step: int) -> Tensor:

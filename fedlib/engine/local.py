@@ -112,11 +112,12 @@ def _descend(task: Task, theta: Tensor, batches: list[Batch], rate: float | Tens
     whole gradient once a layer in the backward pass.
     """
     views = task.model.views(theta)
-    leaves = {name: view.detach().requires_grad_() for name, view in views.items()}
+    leaves = {name: views[name].detach().requires_grad_() for name in task.model.shapes}
     stretches = _stretches(rate)
     for batch in batches:
-        gradients = _gradients(task, leaves, batch)
-        for view, gradient in zip(views.values(), gradients, strict=True):
+        gradients = _gradients(task, views | leaves, leaves, batch)
+        for name, gradient in zip(leaves, gradients, strict=True):
+            view = views[name]
             if task.l2:
                 gradient = gradient + task.l2 * view
             for rows, alpha in stretches:
@@ -137,10 +138,12 @@ def _stretches(rate: float | Tensor) -> list[tuple[slice, float]]:
     return [(slice(*ends), v) for *ends, v in zip(starts, stops, values.tolist(), strict=True)]
 
 
-def _gradients(task: Task, leaves: dict[str, Tensor], batch: Batch) -> tuple[Tensor, ...]:
+def _gradients(
+    task: Task, values: dict[str, Tensor], leaves: dict[str, Tensor], batch: Batch
+) -> tuple[Tensor, ...]:
     with torch.enable_grad():
-        loss = task.losses(leaves, batch).sum()
-    return torch.autograd.grad(loss, list(leaves.values()))
+        loss = task.losses(values, batch).sum()  # writes into the buffers' views
+    return torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
 
 
 @torch.no_grad()
@@ -155,24 +158,35 @@ def _follow(
     """Return ``theta`` after the steps of a rule, its gradients by automatic differentiation."""
     rate = rate if isinstance(rate, float) else rate.view(-1, 1)
     for t, batch in enumerate(batches):
-        grad = functools.partial(_flat_gradient, task, batch)
-        after = step(Now(theta, grad(theta), t, rate, extras, batch, grad))
+        gradient = _flat_gradient(task, batch, theta)  # moves the buffers in theta
+        elsewhere = functools.partial(_gradient_elsewhere, task, batch)
+        after = step(Now(theta, gradient, t, rate, extras, batch, elsewhere))
         if not isinstance(after, Tensor) or after.shape != theta.shape:
             came = tuple(after.shape) if isinstance(after, Tensor) else repr(after)
             raise FedlibError(
                 f"The rule returned {came}. Expected the rows' next parameters, a tensor "
                 f"{tuple(theta.shape)}: return now.theta - now.rate * ..."
             )
+        if task.model.buffers:  # no rule of the parameters' moves them
+            after = torch.cat([after[:, : task.model.trained], theta[:, task.model.trained :]], 1)
         theta = after
     return theta
 
 
 def _flat_gradient(task: Task, batch: Batch, theta: Tensor) -> Tensor:
-    """Return every row's gradient of its regularised loss, ``[C, P]``."""
-    leaves = {n: v.detach().requires_grad_() for n, v in task.model.views(theta).items()}
-    gradients = _gradients(task, leaves, batch)
+    """Return every row's gradient of its regularised loss, ``[C, P]``; zero at buffers."""
+    views, trained = task.model.views(theta), task.model.trained
+    leaves = {name: views[name].detach().requires_grad_() for name in task.model.shapes}
+    gradients = _gradients(task, views | leaves, leaves, batch)
     flat = torch.cat([gradient.flatten(1) for gradient in gradients], 1)
-    return flat.add_(theta, alpha=task.l2) if task.l2 else flat
+    if task.l2:
+        flat.add_(theta[:, :trained], alpha=task.l2)
+    return torch.nn.functional.pad(flat, (0, theta.shape[1] - trained))
+
+
+def _gradient_elsewhere(task: Task, batch: Batch, point: Tensor) -> Tensor:
+    """Return the gradient at a point that stays as it is, buffers included."""
+    return _flat_gradient(task, batch, point.clone())
 
 
 def _is_dense(task: Task) -> bool:
@@ -228,7 +242,7 @@ def _checked(extras: Mapping[str, Tensor] | None, copies: int) -> dict[str, Tens
 
 def _rows(batch: Batch, rows: slice) -> Batch:
     pick = lambda t: None if t is None else t[rows]  # noqa: E731
-    return Batch(batch.rows[rows], pick(batch.weight), pick(batch.jitter))
+    return Batch(batch.rows[rows], *map(pick, (batch.weight, batch.jitter, batch.visits)))
 
 
 def _cut(total: int, size: int) -> list[slice]:

@@ -1,9 +1,12 @@
-"""Losses: what a prediction costs, one number a sample."""
+"""Losses: what a prediction costs, which targets fit it, and what an evaluation reports."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from fedlib.errors import FedlibError
 
 
 def _cross_entropy(out: Tensor, y: Tensor) -> Tensor:
@@ -11,7 +14,7 @@ def _cross_entropy(out: Tensor, y: Tensor) -> Tensor:
 
 
 def _half_square(out: Tensor, y: Tensor) -> Tensor:
-    target = y.unsqueeze(-1) if y.is_floating_point() else 0.0
+    target = y if y.dim() == out.dim() else y.unsqueeze(-1)
     return 0.5 * (out - target).square().sum(-1)
 
 
@@ -24,3 +27,88 @@ LOSSES = {
     "half_square": _half_square,
     "logistic": _logistic,
 }
+
+
+def tally(loss_name: str, out: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
+    """Return the sums over samples from which :func:`values` follow.
+
+    Parameters
+    ----------
+    loss_name
+        A key of ``LOSSES``.
+    out
+        Predictions ``[copies, B, K]``.
+    y
+        Targets ``[copies, B]``, or ``[copies, B, K]`` for half squares.
+    weight
+        How much each sample counts, float64 ``[B]``; None counts each once.
+
+    Returns
+    -------
+    Tensor
+        Float64 ``[sums, copies]``: the loss; for classes also how many are right; for two classes
+        with one output also the hits, the samples taken for class 1, and those of class 1.
+    """
+    counts = [LOSSES[loss_name](out, y)]
+    if loss_name != "half_square":
+        guess = (out.squeeze(-1) > 0).long() if loss_name == "logistic" else out.argmax(-1)
+        counts.append(guess == y)
+        if loss_name == "logistic":
+            counts += [guess * y, guess, y]
+    weight = 1.0 if weight is None else weight
+    return torch.stack([(count.double() * weight).sum(1) for count in counts])
+
+
+def values(sums: Tensor, samples: float) -> dict[str, Tensor]:
+    """Return what an evaluation reports, ``[copies]`` each, from sums of :func:`tally`.
+
+    Returns
+    -------
+    dict
+        ``"loss"``; for classes ``"accuracy"``; for two classes with one output ``"f1"``, which is
+        0 when nothing is of class 1 and nothing is taken for it.
+    """
+    found = dict(zip(("loss", "accuracy"), sums[:2] / samples, strict=False))
+    if len(sums) > 2:
+        hits, taken, there = sums[2:]
+        found["f1"] = torch.where(taken + there > 0, 2 * hits / (taken + there), 0.0)
+    return found
+
+
+def check_targets(loss_name: str, y: Tensor, outputs: int, split: str = "train") -> None:
+    """Refuse targets that do not fit the loss or the model's number of outputs.
+
+    Raises
+    ------
+    FedlibError
+        Saying what came, what was expected and what to do.
+    """
+    came = f"'{loss_name}' with {outputs} outputs, {split} targets {[*y.shape]} of type {y.dtype}"
+    if loss_name == "half_square":
+        if not y.is_floating_point():
+            raise FedlibError(
+                f"{came}: half squares need real targets. Use y.float(); for residual models "
+                "without a target give y=None; for classes take 'cross_entropy'."
+            )
+        if not torch.isfinite(y).all():
+            raise FedlibError(f"{came}: some are nan or infinite.")
+        zero = y.dim() == 1 and not y.any()  # pulls every output to zero, whatever their number
+        expected = [len(y)] if outputs == 1 else [len(y), outputs]
+        if [*y.shape] != expected and not zero:
+            raise FedlibError(f"{came}: expected shape {expected}.")
+        return
+    if y.dim() != 1:
+        raise FedlibError(f"{came}: expected one class a sample, [{len(y)}]. Try y.squeeze(1).")
+    if loss_name == "logistic":
+        if outputs != 1:
+            raise FedlibError(f"{came}: it takes one output. For {outputs} use 'cross_entropy'.")
+        if not ((y == 0) | (y == 1)).all():
+            raise FedlibError(f"{came}: classes are 0 and 1; got {y.unique()[:5].tolist()}.")
+        return
+    if y.is_floating_point():
+        raise FedlibError(f"{came}: classes are whole numbers. Use y.long() if that is what y is.")
+    if y.min() < 0 or y.max() >= outputs:
+        raise FedlibError(
+            f"{came}: classes are numbered 0 to {outputs - 1}; got {int(y.min())} to "
+            f"{int(y.max())}. Leave samples without a label out of every client's list."
+        )

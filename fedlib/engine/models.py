@@ -1,102 +1,21 @@
-"""Models as functions of a flat parameter row, evaluated for many copies at once.
+"""The architectures of the papers, with a batched forward pass of their own where it pays.
 
-``theta[copies, P]`` holds one model a row. ``Model.apply(theta, x)`` runs every copy on its own
-batch. Any ``torch.nn.Module`` works; the architectures of the papers have a batched forward
-pass of their own, tested equal to the module.
+Each is tested equal to the plain module. For any other module see
+:class:`~fedlib.engine.model.Model`.
 """
 
 from __future__ import annotations
 
 import math
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedlib.engine.model import Model
 from fedlib.errors import unknown
-
-Forward = Callable[[dict[str, Tensor], Tensor], Tensor]
-_borrowed = threading.Lock()
-
-
-class Model:
-    """A module seen as ``f(theta, x)`` with flat parameters.
-
-    Parameters
-    ----------
-    module
-        Any module without buffers that change in the forward pass. Its own parameter values
-        are never used.
-    forward
-        Optional batched forward pass ``(views, x[copies, B, ...]) -> [copies, B, K]``, where
-        ``views[name]`` has shape ``[copies, *shape]``. Without it the module is mapped over
-        the copies by ``torch.func.vmap``.
-    initialise
-        Optional rule ``(name, shape, fan_in, rng) -> array`` for one parameter. The default is
-        PyTorch's own rule for dense and convolution layers, uniform in ±1/√fan_in.
-    dense
-        Names of the layers, when the model is dense layers with ReLU between them and nothing
-        else. :func:`fedlib.engine.local.local_sgd` then needs no automatic differentiation.
-    """
-
-    def __init__(
-        self,
-        module: nn.Module,
-        forward: Forward | None = None,
-        initialise: Callable[..., np.ndarray] | None = None,
-        dense: Sequence[str] = (),
-    ) -> None:
-        self.dense = tuple(dense)
-        self.module = module.to("meta")
-        self.shapes = {name: p.shape for name, p in module.named_parameters()}
-        self.size = sum(shape.numel() for shape in self.shapes.values())
-        self._forward = forward
-        self._initialise = initialise or uniform_init
-
-    def init(self, rng: np.random.Generator, copies: int = 1) -> Tensor:
-        """Draw initial parameters, float64 ``[copies, P]``; all copies are equal."""
-        parts = []
-        fan_in = 1
-        for name, shape in self.shapes.items():
-            if len(shape) > 1:
-                fan_in = shape[1:].numel()
-            parts.append(np.asarray(self._initialise(name, shape, fan_in, rng)).ravel())
-        row = torch.from_numpy(np.concatenate(parts) if parts else np.zeros(0))
-        return row.expand(copies, -1).clone()
-
-    def views(self, theta: Tensor) -> dict[str, Tensor]:
-        """Split ``theta[copies, P]`` into named views ``[copies, *shape]`` of the same memory."""
-        out, start = {}, 0
-        for name, shape in self.shapes.items():
-            stop = start + shape.numel()
-            out[name] = theta[:, start:stop].unflatten(1, shape)
-            start = stop
-        return out
-
-    def apply(self, theta: Tensor | dict[str, Tensor], x: Tensor) -> Tensor:
-        """Run every copy on its batch.
-
-        Parameters
-        ----------
-        theta
-            ``[copies, P]``, or the named views of it.
-        x
-            ``[copies, B, ...]``.
-
-        Returns
-        -------
-        Tensor
-            ``[copies, B, K]``.
-        """
-        views = theta if isinstance(theta, dict) else self.views(theta)
-        if self._forward is not None:
-            return self._forward(views, x)
-        call = torch.func.functional_call
-        with _borrowed:  # the call lends its parameters to the one module that all threads share
-            return torch.func.vmap(lambda p, batch: call(self.module, p, (batch,)))(views, x)
 
 
 def uniform_init(name: str, shape: torch.Size, fan_in: int, rng: np.random.Generator) -> np.ndarray:

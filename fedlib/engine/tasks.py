@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedlib.engine.data import Batch, FederatedDataset
-from fedlib.engine.losses import LOSSES
-from fedlib.engine.models import Model
+from fedlib.engine.losses import LOSSES, check_targets, tally, values
+from fedlib.engine.model import Model
 from fedlib.engine.rng import stream
 from fedlib.errors import FedlibError, unknown
 
@@ -27,10 +27,15 @@ class Task:
     data
         The clients' samples.
     loss_name
-        ``"cross_entropy"`` on integer labels, or ``"half_square"``: half the squared distance
-        to a real target, or to zero when the labels are integers (for residual models).
+        ``"cross_entropy"`` on classes 0 to K-1; ``"logistic"`` on classes 0 and 1, with one
+        output; or ``"half_square"``, half the squared distance to a real target.
     l2
-        Adds ``l2/2 ‖theta‖²`` to every client's loss.
+        Adds ``l2/2 ‖theta‖²`` to every client's loss, buffers left out.
+
+    Raises
+    ------
+    FedlibError
+        When model, features, targets and loss do not fit together.
     """
 
     model: Model
@@ -40,8 +45,7 @@ class Task:
     chunk: int = field(default=4_000_000, repr=False)
 
     def __post_init__(self) -> None:
-        if self.loss_name not in LOSSES:
-            raise unknown("loss", self.loss_name, LOSSES)
+        check_task(self)
 
     @property
     def N(self) -> int:
@@ -50,13 +54,13 @@ class Task:
 
     @property
     def size(self) -> int:
-        """Number of parameters ``P`` of one model copy."""
+        """Number of columns ``P`` of one model copy."""
         return self.model.size
 
     def init(self, seeds: Sequence[int]) -> Tensor:
         """Return one freshly initialised model a seed, ``[R, P]``."""
         rows = [self.model.init(stream(seed, "init")) for seed in seeds]
-        return torch.cat(rows).to(self.data.x.device, self.data.x.dtype)
+        return torch.cat(rows).to(self.data.x.device, self.model.dtype(self.data.x))
 
     def features(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Gather ``x[copies, B, ...]`` and ``y[copies, B]``, with augmentation applied."""
@@ -68,14 +72,24 @@ class Task:
         return x, y
 
     def losses(self, theta: Tensor | dict[str, Tensor], batch: Batch) -> Tensor:
-        """Return every copy's mean loss on its batch without the l2 term, ``[copies]``."""
+        """Return every copy's mean loss on its batch without the l2 term, ``[copies]``.
+
+        The model runs in training mode; :meth:`~fedlib.engine.model.Model.apply` says what
+        becomes of buffers.
+        """
+        if self.model.normalises:
+            check_whole(batch)
         x, y = self.features(batch)
-        each = LOSSES[self.loss_name](self.model.apply(theta, x), y)
-        return each.mean(1) if batch.weight is None else (each * batch.weight).sum(1)
+        keys = batch.keys() if self.model.drops else None
+        each = LOSSES[self.loss_name](self.model.apply(theta, x, True, keys), y)
+        if batch.weight is None:
+            return each.mean(1)
+        return (each * batch.weight.to(each.dtype)).sum(1)
 
     def loss(self, theta: Tensor, batch: Batch) -> Tensor:
         """Return every copy's regularised loss on its batch, ``[copies]``."""
-        return self.losses(theta, batch) + 0.5 * self.l2 * theta.square().sum(1)
+        trained = theta[:, : self.model.trained]
+        return self.losses(theta, batch) + 0.5 * self.l2 * trained.square().sum(1)
 
     def grad(self, theta: Tensor, batch: Batch) -> Tensor:
         """Return every copy's gradient, ``[copies, P]``.
@@ -85,7 +99,10 @@ class Task:
         """
         theta = theta.detach().requires_grad_()
         (gradient,) = torch.autograd.grad(self.losses(theta, batch).sum(), theta)
-        return gradient.add_(theta.detach(), alpha=self.l2) if self.l2 else gradient
+        if self.l2:
+            trained = slice(self.model.trained)
+            gradient[:, trained].add_(theta.detach()[:, trained], alpha=self.l2)
+        return gradient
 
     def client_gradients(self, theta: Tensor, clients: Sequence[int] | None = None) -> Tensor:
         """Return the exact gradient of each client's own loss at one model, ``[N, P]``.
@@ -109,7 +126,7 @@ class Task:
         limit: int | None = None,
         average: str = "samples",
     ) -> dict[str, Tensor]:
-        """Return mean loss and, for classification, accuracy of every copy.
+        """Return mean loss, and accuracy and F1 where the loss has them, of every copy.
 
         The two averages are the same when all clients hold equally many samples.
 
@@ -129,7 +146,7 @@ class Task:
         Returns
         -------
         dict
-            ``"loss"`` and ``"accuracy"``, each ``[R]`` in float64 on the CPU.
+            What :func:`~fedlib.engine.losses.values` reports, ``[R]`` in float64 on the CPU.
 
         Raises
         ------
@@ -149,20 +166,14 @@ class Task:
             x, y, weight = x[keep], y[keep], weight[keep]
         copies = len(theta)
         step = max(1, self.chunk // (copies * max(1, x[0].numel())))
-        sums = torch.zeros(2, copies, dtype=torch.float64, device=x.device)
+        sums = 0
         for xs, ys, w in zip(x.split(step), y.split(step), weight.split(step), strict=True):
             xs, ys = xs.expand(copies, *xs.shape), ys.expand(copies, *ys.shape)
-            out = self.model.apply(theta, xs)
-            sums[0] += (LOSSES[self.loss_name](out, ys).double() * w).sum(1)
-            if self.loss_name == "cross_entropy":
-                sums[1] += ((out.argmax(-1) == ys).double() * w).sum(1)
-        loss, right = (sums / weight.sum()).cpu()
-        loss = loss + 0.5 * self.l2 * theta.double().square().sum(1).cpu()
-        return (
-            {"loss": loss, "accuracy": right}
-            if self.loss_name == "cross_entropy"
-            else {"loss": loss}
-        )
+            sums = sums + tally(self.loss_name, self.model.apply(theta, xs), ys, w)
+        found = values(sums.cpu(), float(weight.sum()))
+        trained = theta[:, : self.model.trained]
+        found["loss"] = found["loss"] + 0.5 * self.l2 * trained.double().square().sum(1).cpu()
+        return found
 
     def _weight(self, split: str, average: str, samples: int) -> Tensor:
         """Return how much each sample of a split counts, ``[samples]``."""
@@ -180,6 +191,32 @@ class Task:
         for part in parts:
             weight[torch.from_numpy(part)] = 1 / len(part)
         return weight
+
+
+def check_task(task: Task) -> None:
+    """Refuse a task whose model, features, targets and loss do not fit together."""
+    if task.loss_name not in LOSSES:
+        raise unknown("loss", task.loss_name, LOSSES)
+    if not isinstance(task.model, Model):
+        raise FedlibError(
+            f"Task takes a fedlib Model; got {type(task.model).__name__}. Wrap it: Model(module)."
+        )
+    if not task.l2 >= 0:
+        raise FedlibError(f"l2 must be at least 0; got {task.l2}.")
+    data = task.data
+    outputs = task.model.outputs(data.x)
+    check_targets(task.loss_name, data.y, outputs)
+    if data.test_x is not None:
+        check_targets(task.loss_name, data.test_y, outputs, "test")
+
+
+def check_whole(batch: Batch) -> None:
+    """Refuse padding for a model that takes the statistics of its batch."""
+    if batch.weight is not None and not batch.weight.all():
+        raise FedlibError(
+            "BatchNorm would take padding for samples: the full batches of these clients differ in "
+            "length. Give every client as many samples, set a batch_size, or use GroupNorm."
+        )
 
 
 def _crop_and_flip(x: Tensor, jitter: Tensor) -> Tensor:

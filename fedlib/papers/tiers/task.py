@@ -7,11 +7,10 @@ from functools import cached_property
 
 import numpy as np
 import torch
-from sklearn.metrics import f1_score
 from torch import Tensor
 
-from fedlib.engine.losses import LOSSES
-from fedlib.engine.models import Model
+from fedlib.engine.losses import LOSSES, check_targets, tally, values
+from fedlib.engine.model import Model
 from fedlib.engine.rng import stream
 from fedlib.errors import FedlibError, unknown
 
@@ -99,6 +98,15 @@ class TieredTask:
                 f"Embedding widths {self.widths} differ between silos. They are summed, so all "
                 "h_j need the same number of outputs."
             )
+        for j, model in enumerate(self.models):
+            if model.normalises or model.drops:
+                raise FedlibError(
+                    f"Silo {j}: its model has BatchNorm or dropout. An embedding must depend on "
+                    "one sample alone. Use GroupNorm, and no dropout."
+                )
+        check_targets(self.loss_name, self.y, self.widths[0])
+        if self.test_x is not None:
+            check_targets(self.loss_name, self.test_y, self.widths[0], "test")
 
     @property
     def N(self) -> int:
@@ -108,14 +116,7 @@ class TieredTask:
     @cached_property
     def widths(self) -> list[int]:
         """Embedding width E of each silo."""
-        with torch.no_grad():
-            zeros = [torch.zeros(1, m.size, dtype=x.dtype, device=x.device) for m, x in self._pairs]
-            pairs = zip(self._pairs, zeros, strict=True)
-            return [m.apply(theta, x[:1].unsqueeze(0)).shape[-1] for (m, x), theta in pairs]
-
-    @property
-    def _pairs(self) -> list[tuple[Model, Tensor]]:
-        return list(zip(self.models, self.x, strict=True))
+        return [m.outputs(x) for m, x in zip(self.models, self.x, strict=True)]
 
     def init(self, seeds: Sequence[int]) -> Tensor:
         """Return one freshly initialised model a seed, ``[R, P]``."""
@@ -123,7 +124,7 @@ class TieredTask:
             torch.cat([m.init(stream(seed, "init", j)) for j, m in enumerate(self.models)], 1)
             for seed in seeds
         ]
-        return torch.cat(rows).to(self.x[0].device, self.x[0].dtype)
+        return torch.cat(rows).to(self.x[0].device, self.models[0].dtype(self.x[0]))
 
     def predict(self, theta: Tensor, features: Sequence[Tensor]) -> Tensor:
         """Return the summed embeddings ``[R, B, E]`` of whole models ``[R, P]``."""
@@ -151,12 +152,4 @@ class TieredTask:
         keep = torch.linspace(0, len(y) - 1, min(limit or len(y), len(y))).long()
         outs = [self.predict(theta, [x[part] for x in features]) for part in keep.split(1000)]
         out, y = torch.cat(outs, 1), y[keep].expand(len(theta), -1)
-        values = {"loss": LOSSES[self.loss_name](out, y).double().mean(1).cpu()}
-        if self.loss_name == "half_square":
-            return values
-        guess = (out.squeeze(-1) > 0).long() if self.loss_name == "logistic" else out.argmax(-1)
-        values["accuracy"] = (guess == y).double().mean(1).cpu()
-        if self.loss_name == "logistic":
-            pairs = zip(y.cpu(), guess.cpu(), strict=True)
-            values["f1"] = torch.tensor([f1_score(*p, zero_division=0) for p in pairs])
-        return values
+        return values(tally(self.loss_name, out, y).cpu(), len(keep))
