@@ -22,6 +22,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+import pages
 import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -148,7 +149,7 @@ def _short(notebook: Path, exc: object) -> str:
 
 
 def fresh_tree(tree: Path) -> None:
-    """Copy the sources of the site, without the notebooks, to an empty folder."""
+    """Copy the sources of the site, without the notebooks, to an empty folder, and fill them in."""
     shutil.rmtree(tree, ignore_errors=True)
     tree.mkdir(parents=True)
     for name in SOURCES:
@@ -160,6 +161,7 @@ def fresh_tree(tree: Path) -> None:
             shutil.copy2(source, tree / name)
     for folder in (ROOT / "notebooks").rglob("assets"):
         shutil.copytree(folder, tree / folder.relative_to(ROOT))
+    pages.fill(tree)
 
 
 def run_notebooks(tree: Path, profile: str) -> list[Run]:

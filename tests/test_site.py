@@ -14,6 +14,7 @@ import browser
 import build
 import pytest
 
+from fedlib import paths
 from fedlib.evidence import claims
 
 PAGES = build.toc_pages()
@@ -154,8 +155,10 @@ def test_every_claim_and_every_check_is_on_the_scoreboard(html):
 
 def test_every_erratum_has_an_address(html):
     page = (html / "book" / "errata.html").read_text("utf-8")
-    for path in (build.ROOT / "data" / "errata").glob("*.toml"):
-        for erratum in tomllib.loads(path.read_text("utf-8"))["erratum"]:
+    homes = paths.papers("errata.toml").values()
+    assert homes
+    for home in homes:
+        for erratum in tomllib.loads((home / "errata.toml").read_text("utf-8"))["erratum"]:
             assert f'id="{erratum["id"].lower()}"' in page
 
 

@@ -179,10 +179,9 @@ def load(
         page = path.with_name(f"{experiment}.{name}.json")
         if path.exists() and page.exists():
             return _read(path, page, [paper, experiment, name])
-    make = "quick" if profile in ("largest", "replay") else profile
     raise MissingRecord(
         f"There is no stored record of {paper} {experiment}. To make one:\n"
-        f"  fedlib run {paper} {experiment} --profile {make} --out data/papers"
+        f"  {catalogue.command(paper, experiment, profile=profile)}"
     )
 
 
