@@ -98,7 +98,7 @@ def shows(source: str) -> bool:
     later = (ast.FunctionDef, ast.ClassDef)
     now = [node for node in ast.parse(source).body if not isinstance(node, later)]
     calls = (call for node in now for call in ast.walk(node) if isinstance(call, ast.Call))
-    return any(ast.unparse(call.func) in ("plt.show", "plotting.show") for call in calls)
+    return any(ast.unparse(call.func) in ("plt.show", "page.show") for call in calls)
 
 
 def test_figure_and_equation_names_are_used_once():
