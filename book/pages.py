@@ -42,6 +42,23 @@ def _written(name: str) -> str:
     return "\n".join(WRITERS[name]())
 
 
+def toc_pages(toc: Path = ROOT / "_toc.yml") -> list[str]:
+    """Return every page of the table of contents, in order, without suffix."""
+
+    def walk(node: object) -> Iterator[str]:
+        if isinstance(node, dict):
+            for key, value in node.items():
+                if key in ("root", "file"):
+                    yield str(value)
+                else:
+                    yield from walk(value)
+        elif isinstance(node, list):
+            for item in node:
+                yield from walk(item)
+
+    return list(walk(yaml.safe_load(toc.read_text("utf-8"))))
+
+
 # --- the package ---------------------------------------------------------------------------------
 
 
@@ -116,14 +133,14 @@ def _rows(name: str, command: object) -> Iterator[str]:
 
 def papers() -> Iterator[str]:
     """Write the front page's list: a question, what it is about, and where its chapter is."""
-    for number, home in enumerate(paths.papers("paper.toml").values(), start=1):
-        about = paths.about(home)
+    told = map(paths.about, paths.papers("paper.toml").values())
+    listed = [about for about in told if "question" in about]
+    for number, about in enumerate(listed, start=1):
         links = _links(about)
-        told = {0: "In preparation", len(PARTS): "This chapter is complete: "}
-        state = told.get(len(links), "So far: ") + ", ".join(links) + "."
+        state = {0: "In preparation", len(PARTS): "This chapter is complete: "}
         yield (
             f"{number}. **{about['question']}** {about['about']} *{about['short']}*, "
-            f"{_source(about)}. {state}"
+            f"{_source(about)}. {state.get(len(links), 'So far: ')}{', '.join(links)}."
         )
 
 
@@ -132,8 +149,7 @@ def scoreboard() -> Iterator[str]:
     from fedlib.evidence import catalogue, claims
 
     for name, home in paths.papers("claims.toml").items():
-        about = paths.about(home)
-        yield from _opened(name, about, about.get("note", ""))
+        yield from _opened(paths.about(home), note=True)
         yield from (f"```{{claims-table}} {name}", "```", "")
         yield from ("### To make these records again", "", "| Claims | Experiments |", "|---|---|")
         runs = {
@@ -150,16 +166,16 @@ def scoreboard() -> Iterator[str]:
 def errata() -> Iterator[str]:
     """Write a section for each paper with errata."""
     for name, home in paths.papers("errata.toml").items():
-        yield from _opened(name, paths.about(home))
+        yield from _opened(paths.about(home))
         yield from (f"```{{errata-table}} {name}", "```", "")
 
 
-def _opened(name: str, about: dict[str, str], note: str = "") -> Iterator[str]:
+def _opened(about: dict[str, str], note: bool = False) -> Iterator[str]:
     """Begin a paper's section: what it is called, where it is from, where its chapter is."""
     links = _links(about)
-    where = f" Its chapter: {', '.join(links)}." if links else ""
-    yield from (f"## {about.get('short', name)}", "")
-    yield from (f"The paper is {_source(about)}.{where} {note}".rstrip(), "")
+    chapter = f" Its chapter: {', '.join(links)}." if links else ""
+    more = f" {about['note']}" if note and "note" in about else ""
+    yield from (f"## {about['short']}", "", f"The paper is {_source(about)}.{chapter}{more}", "")
 
 
 def _source(about: dict[str, str]) -> str:
@@ -168,10 +184,12 @@ def _source(about: dict[str, str]) -> str:
 
 def _links(about: dict[str, str]) -> list[str]:
     """Return a link to each notebook of a paper's chapter that the table of contents names."""
-    toc = yaml.safe_load((ROOT / "_toc.yml").read_text("utf-8"))
-    files = [chapter["file"] for part in toc["parts"] for chapter in part["chapters"]]
-    pages = [Path(file) for file in files if Path(file).parent.name == about.get("chapter")]
-    return [f"[{page.name.split('_', 1)[1]}](../{page}.ipynb)" for page in pages]
+    pages = [Path(page) for page in toc_pages()]
+    return [
+        f"[{page.name.split('_', 1)[1]}](../{page}.ipynb)"
+        for page in pages
+        if page.parent.name == about.get("chapter")
+    ]
 
 
 WRITERS = {writer.__name__: writer for writer in (api, commands, papers, scoreboard, errata)}

@@ -73,13 +73,14 @@ def about(folder: Path) -> dict[str, str]:
     Returns
     -------
     dict
-        ``short``, what the book calls it; ``cite``, its key in ``paper.bib``, or ``title`` where
-        there is no such file; ``chapter``, its folder among the notebooks; ``question`` and
-        ``about``, for the front page; ``note``, for the scoreboard. All may be missing, and are
-        when there is no ``paper.toml``.
+        ``short`` and ``title``, what the book and the paper itself call it, by default the
+        folder's name. Where given: ``cite``, its key in the ``paper.bib`` beside; ``chapter``, its
+        folder among the notebooks; ``question`` and ``about``, for the front page; ``note``, for
+        the scoreboard.
     """
     page = folder / "paper.toml"
-    return tomllib.loads(page.read_text("utf-8")) if page.is_file() else {}
+    told = tomllib.loads(page.read_text("utf-8")) if page.is_file() else {}
+    return {"short": folder.name, "title": folder.name} | told
 
 
 def _chapter(page: Path) -> tuple[str, str]:

@@ -7,7 +7,6 @@ import shutil
 
 import pages
 import pytest
-import yaml
 
 from fedlib import paths
 from fedlib.errors import FedlibError
@@ -79,9 +78,7 @@ def test_a_paper_appears_as_soon_as_its_folder_does(tmp_path, monkeypatch):
 
 
 def test_a_paper_of_the_book_says_what_the_pages_need():
-    toc = yaml.safe_load((pages.ROOT / "_toc.yml").read_text("utf-8"))
-    files = [chapter["file"] for part in toc["parts"] for chapter in part["chapters"]]
-    named = {file.split("/")[1] for file in files if file.startswith("notebooks/")}
+    named = {page.split("/")[1] for page in pages.toc_pages() if page.startswith("notebooks/")}
     homes = paths.papers("paper.toml")
     assert set(paths.papers()) <= set(homes)
     for name, home in homes.items():
