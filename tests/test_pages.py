@@ -25,8 +25,8 @@ def test_every_page_asks_for_what_can_be_written(copy):
     for page in (pages.ROOT / "book").rglob("*.md"):
         asked |= set(re.findall(r"<!-- generated: (\S+) -->", page.read_text("utf-8")))
     assert asked == set(pages.WRITERS)
-    (copy / "book" / "page.md").write_text("<!-- generated: scorebord -->")
-    with pytest.raises(FedlibError, match=r"'scorebord'\. Did you mean 'scoreboard'"):
+    (copy / "book" / "page.md").write_text("<!-- generated: scores -->")
+    with pytest.raises(FedlibError, match=r"'scores'\. Did you mean 'scoreboard'"):
         pages.fill(copy)
 
 
