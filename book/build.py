@@ -22,9 +22,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-import yaml
+from pages import ROOT, fill, toc_pages
 
-ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ("_config.yml", "_toc.yml", "book")
 KERNEL = {
     "OMP_NUM_THREADS": "1",
@@ -48,23 +47,6 @@ class Run:
     notebook: Path
     seconds: float
     error: str = ""
-
-
-def toc_pages(toc: Path = ROOT / "_toc.yml") -> list[str]:
-    """Return every page of the table of contents, in order, without suffix."""
-
-    def walk(node: object) -> Iterator[str]:
-        if isinstance(node, dict):
-            for key, value in node.items():
-                if key in ("root", "file"):
-                    yield str(value)
-                else:
-                    yield from walk(value)
-        elif isinstance(node, list):
-            for item in node:
-                yield from walk(item)
-
-    return list(walk(yaml.safe_load(toc.read_text("utf-8"))))
 
 
 def toc_notebooks(root: Path = ROOT) -> list[Path]:
@@ -148,7 +130,7 @@ def _short(notebook: Path, exc: object) -> str:
 
 
 def fresh_tree(tree: Path) -> None:
-    """Copy the sources of the site, without the notebooks, to an empty folder."""
+    """Copy the sources of the site, without the notebooks, to an empty folder, and fill them in."""
     shutil.rmtree(tree, ignore_errors=True)
     tree.mkdir(parents=True)
     for name in SOURCES:
@@ -160,6 +142,7 @@ def fresh_tree(tree: Path) -> None:
             shutil.copy2(source, tree / name)
     for folder in (ROOT / "notebooks").rglob("assets"):
         shutil.copytree(folder, tree / folder.relative_to(ROOT))
+    fill(tree)
 
 
 def run_notebooks(tree: Path, profile: str) -> list[Run]:

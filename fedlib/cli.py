@@ -132,14 +132,13 @@ def stale(
     as_json: Json = False,
 ) -> None:
     """List stored records that the present code, settings or data may not give again."""
-    from fedlib.evidence import records
+    from fedlib.evidence import catalogue, records
 
     rows = []
     for record in records.stored():
         m, state = record.manifest, record.state
         if everything or state.word == "stale":
-            name = f"{m['paper']} {m['experiment']}"
-            again = f"fedlib run {name} --profile {m['profile']} --out data/papers"
+            again = catalogue.command(m["paper"], m["experiment"], profile=m["profile"])
             row = {"record": f"{m['paper']}/{m['experiment']}.{m['profile']}", "state": state.word}
             rows.append(row | {"why": state.why, "again": again})
     if rows or as_json:

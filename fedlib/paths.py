@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import tomllib
 from pathlib import Path
 
 from fedlib.errors import FedlibError, unknown
@@ -30,11 +32,16 @@ def data_folder() -> Path:
     raise FedlibError(f"fedlib's data folder is missing: found neither {looked}. Reinstall fedlib.")
 
 
-def papers() -> dict[str, Path]:
+def papers(file: str = "experiments.toml") -> dict[str, Path]:
     """Return every paper's folder by name: those of fedlib, then those of ``FEDLIB_PAPERS``.
 
     ``FEDLIB_PAPERS`` names folders laid out as ``data/papers``, several with the system's path
-    separator between them. A paper is a folder with an ``experiments.toml``.
+    separator between them. Papers come in the order of their chapters.
+
+    Parameters
+    ----------
+    file
+        What a folder must hold to count; a paper that can be run has an ``experiments.toml``.
 
     Raises
     ------
@@ -49,7 +56,7 @@ def papers() -> dict[str, Path]:
             raise FedlibError(f"FEDLIB_PAPERS names {home}, which is not a folder.")
     found: dict[str, Path] = {}
     for home in [data_folder() / "papers", *homes]:
-        for page in sorted(home.glob("*/experiments.toml")):
+        for page in sorted(home.glob(f"*/{file}"), key=_chapter):
             if page.parent.name in found:
                 raise FedlibError(
                     f"Two papers are called '{page.parent.name}': {found[page.parent.name]} and "
@@ -57,6 +64,27 @@ def papers() -> dict[str, Path]:
                 )
             found[page.parent.name] = page.parent
     return found
+
+
+@functools.cache
+def about(folder: Path) -> dict[str, str]:
+    """Return what a paper's ``paper.toml`` says about it.
+
+    Returns
+    -------
+    dict
+        ``short`` and ``title``, what the book and the paper itself call it, by default the
+        folder's name. Where given: ``cite``, its key in the ``paper.bib`` beside; ``chapter``, its
+        folder among the notebooks; ``question`` and ``about``, for the front page; ``note``, for
+        the scoreboard.
+    """
+    page = folder / "paper.toml"
+    told = tomllib.loads(page.read_text("utf-8")) if page.is_file() else {}
+    return {"short": folder.name, "title": folder.name} | told
+
+
+def _chapter(page: Path) -> tuple[str, str]:
+    return about(page.parent).get("chapter", "~"), page.parent.name
 
 
 def paper_folder(paper: str) -> Path:

@@ -282,9 +282,3 @@ def test_obtain_reads_or_runs(tmp_path, monkeypatch):
     monkeypatch.setattr(experiments.tuning, "study", None)
     read = experiments.obtain(PAPER, "figB1", "replay", out=tmp_path)
     assert read.path == made.path and read.frame.equals(made.frame)
-
-
-def test_notebook_parameters_that_do_not_exist_are_refused():
-    experiments.check_parameters(["profile", "known", "_x"], ["profile", "seeds"])
-    with pytest.raises(FedlibError, match=r"'profle'\. Did you mean 'profile'"):
-        experiments.check_parameters(["profle"], ["profile", "seeds"])

@@ -19,6 +19,7 @@ MEASURED = [  # pages on which a number is a measurement unless data/ says other
     *sorted(ROOT.glob("notebooks/*/2_build.ipynb")),
     *sorted(ROOT.glob("notebooks/*/3_reproduce.ipynb")),
     ROOT / "notebooks" / "01_foundations" / "3_speed.ipynb",
+    *sorted(ROOT.glob("data/papers/*/paper.toml")),
     ROOT / "book" / "index.md",
     ROOT / "book" / "scoreboard.md",
 ]
@@ -98,7 +99,7 @@ def shows(source: str) -> bool:
     later = (ast.FunctionDef, ast.ClassDef)
     now = [node for node in ast.parse(source).body if not isinstance(node, later)]
     calls = (call for node in now for call in ast.walk(node) if isinstance(call, ast.Call))
-    return any(ast.unparse(call.func) in ("plt.show", "plotting.show") for call in calls)
+    return any(ast.unparse(call.func) in ("plt.show", "page.show") for call in calls)
 
 
 def test_figure_and_equation_names_are_used_once():

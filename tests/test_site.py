@@ -16,6 +16,7 @@ import browser
 import build
 import pytest
 
+from fedlib import paths
 from fedlib.evidence import claims
 
 PAGES = build.toc_pages()
@@ -206,8 +207,8 @@ def test_the_front_page_counts_the_verdicts(html):
 def test_every_erratum_has_an_address(html):
     page = (html / "book" / "errata.html").read_text("utf-8")
     seen = 0
-    for path in (build.ROOT / "data" / "papers").glob("*/errata.toml"):
-        for erratum in tomllib.loads(path.read_text("utf-8"))["erratum"]:
+    for home in paths.papers("errata.toml").values():
+        for erratum in tomllib.loads((home / "errata.toml").read_text("utf-8"))["erratum"]:
             assert f'id="{erratum["id"].lower()}"' in page
             seen += 1
     assert seen > 20

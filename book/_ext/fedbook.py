@@ -276,11 +276,11 @@ def mark_told(app: Sphinx, doctree: nodes.document) -> None:
 
 def tell_colab_readers(app: Sphinx, page: str, template: str, context: dict, tree: object) -> None:
     """Say on the Colab button what to do first: fedlib is not there."""
-    hint = f"Open in Colab; begin there with %pip install {_package(app.config)}"
     for group in context.get("header_buttons", []):
         for button in group.get("buttons", []):
             if "colab" in str(button.get("url", "")):
-                button["tooltip"] = hint
+                package = _package(app.config)
+                button["tooltip"] = f"Open in Colab; begin there with %pip install {package}"
 
 
 def drop_thebe_files(app: Sphinx, page: str, template: str, context: dict, tree: object) -> None:
@@ -335,6 +335,7 @@ def drop_font_hints(app: Sphinx, exception: Exception | None) -> None:
 
 def setup(app: Sphinx) -> dict:
     """Register the directives and the page handlers."""
+    app.setup_extension("sphinx.ext.autodoc")  # whose signatures are made plain
     app.add_directive("claims-table", ClaimsTable)
     app.add_directive("errata-table", ErrataTable)
     app.add_directive("install-cell", InstallCell)

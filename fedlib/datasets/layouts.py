@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from fedlib.datasets import Card, Dataset, card
+from fedlib.datasets.cards import Card, Dataset, card
 from fedlib.errors import FedlibError
 
 HOURS = 48

@@ -13,7 +13,6 @@ from fedlib.errors import unknown
 
 PROFILES = ("smoke", "quick", "paper")
 
-
 _SHARED = ("title", "profiles", "common")
 
 
@@ -41,6 +40,24 @@ def profiles(paper: str, experiment: str) -> Sequence[str]:
     if experiment not in names(paper):
         raise unknown("experiment", experiment, names(paper))
     return _table(paper)[experiment].get("only", PROFILES)
+
+
+def command(
+    paper: str, experiment: str, out: str = "data/papers", profile: str | None = None
+) -> str:
+    """Return the command that makes a record.
+
+    Parameters
+    ----------
+    out
+        Folder for the record.
+    profile
+        Default, also where the experiment does not run at it: ``quick`` if it can, else ``paper``.
+    """
+    can = profiles(paper, experiment)
+    if profile not in can:
+        profile = "quick" if "quick" in can else can[-1]
+    return f"fedlib run {paper} {experiment} --profile {profile} --out {out}"
 
 
 def describe(paper: str) -> list[dict[str, str]]:

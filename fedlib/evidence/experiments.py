@@ -7,7 +7,7 @@ import platform
 import shutil
 import subprocess
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -188,28 +188,6 @@ def check(paper: str, experiment: str, out: str | Path, progress: bool = True) -
     if seen != old["seen"]:
         records.save(None, held.frame, old | {"seen": seen})
     return ""
-
-
-def check_parameters(given: Iterable[str], allowed: Iterable[str]) -> None:
-    """Refuse notebook parameters that do not exist.
-
-    Parameters
-    ----------
-    given
-        Names defined since the imports, ``set(globals()) - known``. Those that the notebook
-        itself made, with a leading underscore or called ``known``, are passed over.
-    allowed
-        The notebook's parameters.
-
-    Raises
-    ------
-    FedlibError
-        Naming the parameter and the valid ones.
-    """
-    allowed = list(allowed)
-    for name in sorted(given):
-        if name not in (*allowed, "known") and not name.startswith("_"):
-            raise unknown("parameter", name, allowed)
 
 
 def _fidelity(name: str) -> str:

@@ -186,10 +186,9 @@ def load(
         if path.exists() and page.exists():
             stamp = (path.stat().st_mtime_ns, page.stat().st_mtime_ns)
             return _read(path, page, (paper, experiment, name), stamp)
-    make = "quick" if profile in ("largest", "replay") else profile
     raise MissingRecord(
         f"There is no stored record of {paper} {experiment}. To make one:\n"
-        f"  fedlib run {paper} {experiment} --profile {make} --out data/papers"
+        f"  {catalogue.command(paper, experiment, profile=profile)}"
     )
 
 

@@ -7,6 +7,7 @@ figure is complete on paper and where scripts do not run. Nothing of Jupyter is 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import html
 import itertools
@@ -14,6 +15,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import resources
 
 import numpy as np
 from matplotlib import ticker
@@ -209,7 +211,7 @@ class Explorer:
         return "".join(
             [
                 f'<div class="fedx mathjax_ignore tex2jax_ignore" id="{self.id}" role="group" ',
-                f'aria-labelledby="{self.id}-t"><style>{_squeeze(CSS)}</style>',
+                f'aria-labelledby="{self.id}-t"><style>{_file("css")}</style>',
                 f'<p class="fedx-t" id="{self.id}-t">{html.escape(self.title)}</p>',
                 self._controls(),
                 self._svg(),
@@ -218,7 +220,7 @@ class Explorer:
                 f"<noscript><p>Shown: {html.escape(self._setting())}. ",
                 "The other settings need JavaScript.</p></noscript>",
                 f'<script type="application/json">{data}</script>',
-                f"<script>{_squeeze(SCRIPT).replace('#ID', '#' + self.id)}</script></div>",
+                f"<script>{_file('js').replace('#ID', '#' + self.id)}</script></div>",
             ]
         )
 
@@ -471,7 +473,10 @@ def _short(v: float) -> float | int:
     return int(v) if float(v).is_integer() and abs(v) < 1e15 else float(v)
 
 
-def _squeeze(text: str) -> str:
+@functools.cache
+def _file(kind: str) -> str:
+    """Return the style (``css``) or the script (``js``) that lies beside this file, in one line."""
+    text = resources.files("fedlib.show").joinpath(f"interactive.{kind}").read_text("utf-8")
     return "".join(line.strip() for line in text.splitlines())
 
 
@@ -496,75 +501,3 @@ MARKS = {
     "+": "m-.8-5h1.6v4.2h4.2v1.6h-4.2v4.2h-1.6v-4.2h-4.2v-1.6h4.2z",
     "ring": "m-8 0a8 8 0 1 0 16 0a8 8 0 1 0-16 0zm2.2 0a5.8 5.8 0 1 1 11.6 0a5.8 5.8 0 1 1-11.6 0z",
 }
-
-CSS = """
-.fedx{--ink:var(--pst-color-text-base,var(--jp-content-font-color1,currentColor));
---rule:var(--pst-color-border,var(--jp-border-color1,#8887));
---page:var(--pst-color-background,var(--jp-layout-color0,transparent));
-container-type:inline-size;max-width:42rem;box-sizing:border-box;padding:.9rem 1rem;
-border:1px solid var(--rule);border-radius:.5rem;
-color:var(--ink);background:var(--page);line-height:1.4}
-.fedx p{margin:0 0 .6rem}
-.fedx .fedx-t{font-weight:600}
-.fedx-c:not([hidden]){display:grid;gap:.3rem 1.2rem;margin-bottom:.7rem;
-grid-template-columns:repeat(auto-fit,minmax(min(15rem,100%),1fr))}
-.fedx-c>div{display:flex;align-items:center;gap:0 .6rem}
-.fedx-c input{flex:1 1 6rem;min-width:5rem;accent-color:#3f93cf}
-.fedx-c select{font:inherit;max-width:100%;padding:.1rem .3rem;border:1px solid var(--rule);
-border-radius:.3rem;color:inherit;background:var(--page)}
-.fedx output{min-width:2.6em;font-variant-numeric:tabular-nums}
-.fedx>svg{display:block;width:100%;height:auto}
-.fedx text{font-size:12px;fill:var(--ink)}
-.fedx-x{text-anchor:middle}
-.fedx-y{text-anchor:end}
-.fedx-l,.fedx-g,.fedx-a{fill:none}
-.fedx-g{stroke:var(--rule);stroke-width:.7}
-.fedx-a{stroke:var(--ink)}
-.fedx-l{stroke-width:2;stroke-linejoin:round;vector-effect:non-scaling-stroke}
-.fedx-m{paint-order:stroke;stroke:var(--page);stroke-width:2}
-.fedx-h{fill:#2f86c9}
-.fedx-k{stroke:var(--ink);vector-effect:non-scaling-stroke;opacity:.6}
-.fedx-e span{display:inline-flex;align-items:center;gap:.35rem;margin-right:1rem;font-size:.9em}
-.fedx dl{display:flex;flex-wrap:wrap;gap:.2rem 1.6rem;margin:0}
-.fedx dt{font-weight:400;font-size:.85em}
-.fedx dd{margin:0;font-weight:600;font-variant-numeric:tabular-nums}
-@container(max-width:560px){.fedx text{font-size:15px}}
-@container(max-width:400px){.fedx text{font-size:19px}.fedx-m{stroke-width:1}
-.fedx-c>div{flex-wrap:wrap}.fedx-c label{flex:1 1 100%}}
-"""
-
-SCRIPT = r"""
-for(const r of document.querySelectorAll("#ID"))if(!r.dataset.on){
-r.dataset.on=1;
-const q=s=>[...r.querySelectorAll(s)],D=JSON.parse(q("script")[0].textContent),
-C=q("input,select"),
-at=([a,b,l],v)=>Math.max(-9e3,Math.min(9e3,a+b*(l?Math.log10(v):v))).toFixed(1),
-put=(s,d)=>q(s).forEach((e,i)=>e.setAttribute("d",d[i]||"")),
-trace=(p,m)=>{
-let d="",on=0,i=0,k=m?2*Math.ceil(p.length/48):2;
-for(;i<p.length;i+=k)
-if(p[i]==null||p[i+1]==null)on=0;
-else{d+=(m||!on?"M":"L")+at(D.x,p[i])+" "+at(D.y,p[i+1])+(m||"");on=1}
-return d},
-runs=t=>{
-let d=Array(10).fill("");
-t.forEach((s,j)=>{for(let i=0,e;i<s.length;i=e){
-for(e=i+1;s[e]==s[i];)e++;
-d[s[i]]+=`M${i} ${j}.1h${e-i}v.8h${i-e}z`}});
-return d.slice(1)},
-draw=()=>{
-let n=0;
-C.forEach((c,i)=>{
-n=n*D.n[i]+ +c.value;
-const o=c.nextElementSibling,t=D.t[i][c.value];
-if(o){o.textContent=t;c.setAttribute("aria-valuetext",t)}});
-const [f,s,k,w]=D.f[n],V=D.v;
-put(".fedx-p .fedx-l",f.map((v,i)=>D.m[i][0]?trace(V[v]):""));
-put(".fedx-m",f.map((v,i)=>D.m[i][1]?trace(V[v],D.m[i][1]):""));
-put("g .fedx-h",runs(V[s]));
-put(".fedx-k",[V[k].map(c=>`M${c} 0v${V[s].length}`).join("")]);
-q("dd").forEach((e,i)=>{if(e.textContent!=w[i])e.textContent=w[i]})};
-C.forEach(c=>c.addEventListener("input",draw));
-q(".fedx-c")[0].hidden=false;
-draw()}
-"""

@@ -136,7 +136,7 @@ def register(
     if _STYLES.get(name, new) != new:
         raise FedlibError(
             f"'{name}' already has the style {_STYLES[name]}. One name keeps one look through "
-            "the whole book: use another name, or change the registry in fedlib/plotting.py."
+            "the whole book: use another name, or change the registry in fedlib/show/plotting.py."
         )
     for other, old in _STYLES.items():
         if other != name and (old.marker, old.dashes) == (new.marker, new.dashes):

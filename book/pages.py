@@ -1,0 +1,195 @@
+"""Write what the pages say about the package and about the papers, from where the facts live.
+
+A page asks for it with a comment, ``<!-- generated: NAME -->``, where NAME is a function of
+:data:`WRITERS`. So a new module appears in the API, and a new paper on the front page, on the
+scoreboard and among the errata, without an edit of any page.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # this checkout's fedlib, whatever is installed
+
+from fedlib import paths  # noqa: E402
+from fedlib.errors import unknown  # noqa: E402
+
+PARTS = ("derive", "build", "reproduce")
+
+
+def fill(tree: Path) -> None:
+    """Fill in the pages of a copy of the book, and gather the papers' entries of bibliography."""
+    for page in (tree / "book").rglob("*.md"):
+        text = page.read_text("utf-8")
+        full = re.sub(r"<!-- generated: (\S+) -->", lambda found: _written(found[1]), text)
+        page.write_text(full, "utf-8")
+    with (tree / "book" / "references.bib").open("a", encoding="utf-8") as bibliography:
+        for home in paths.papers("paper.bib").values():
+            bibliography.write("\n" + (home / "paper.bib").read_text("utf-8"))
+
+
+def _written(name: str) -> str:
+    if name not in WRITERS:
+        raise unknown("generated text", name, WRITERS)
+    return "\n".join(WRITERS[name]())
+
+
+def toc_pages(toc: Path = ROOT / "_toc.yml") -> list[str]:
+    """Return every page of the table of contents, in order, without suffix."""
+
+    def walk(node: object) -> Iterator[str]:
+        if isinstance(node, dict):
+            for key, value in node.items():
+                if key in ("root", "file"):
+                    yield str(value)
+                else:
+                    yield from walk(value)
+        elif isinstance(node, list):
+            for item in node:
+                yield from walk(item)
+
+    return list(walk(yaml.safe_load(toc.read_text("utf-8"))))
+
+
+# --- the package ---------------------------------------------------------------------------------
+
+
+def folders() -> list[str]:
+    """Return the package's folders in the order of the table in ``fedlib/__init__.py``."""
+    told = ast.get_docstring(ast.parse((ROOT / "fedlib" / "__init__.py").read_text("utf-8")))
+    return re.findall(r"^`fedlib\.(\w+)`", told, re.M)
+
+
+def modules(folder: Path) -> Iterator[str]:
+    """Yield the dotted names of a folder's modules and folders, and of what is inside these."""
+    files = (path for path in folder.iterdir() if path.suffix == ".py" and path.stem != "__init__")
+    yield from sorted(_dotted(path.with_suffix("")) for path in files)
+    for inner in sorted(path.parent for path in folder.glob("*/__init__.py")):
+        yield _dotted(inner)
+        yield from modules(inner)
+
+
+def _dotted(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).parts)
+
+
+def api() -> Iterator[str]:
+    """Write a section for each folder of the package, with a part for each module."""
+    yield from _documented("fedlib")
+    for name in folders():
+        yield from _documented(f"fedlib.{name}", "##")
+        for module in modules(ROOT / "fedlib" / name):
+            yield from _documented(module, "###")
+    yield from ("## Beside the folders", "")
+    for name in ("bench", "errors", "paths"):
+        yield from _documented(f"fedlib.{name}", "###")
+
+
+def _documented(module: str, heading: str = "") -> Iterator[str]:
+    if heading:
+        yield from (f"{heading} {module}", "")
+    inside = [] if (ROOT / module.replace(".", "/")).is_dir() else ["   :members:"]
+    yield from ("```{eval-rst}", f".. automodule:: {module}", *inside, "```", "")
+
+
+def commands() -> Iterator[str]:
+    """Write the table of commands from what ``fedlib --help`` is made of."""
+    import typer.main
+
+    from fedlib.cli import app
+
+    yield from (":::{table}", ":widths: 34 66", "", "| Command | What it does |", "|---|---|")
+    yield from _rows("fedlib", typer.main.get_command(app))
+    yield ":::"
+
+
+def _rows(name: str, command: object) -> Iterator[str]:
+    if inner := getattr(command, "commands", None):
+        for word, part in inner.items():
+            yield from _rows(f"{name} {word}", part)
+        return
+    words, options = [name], []
+    for parameter in command.params:
+        if parameter.param_type_name == "argument":
+            word = parameter.name.upper()
+            words.append(word if parameter.required else f"[{word}]")
+        else:
+            options.append(f"`{parameter.opts[0]}`")
+    text = " ".join(command.help.split("\n\n")[0].split())
+    takes = f" Takes {', '.join(options)}." if options else ""
+    yield f"| `{' '.join(words)}` | {text}{takes} |"
+
+
+# --- the papers ----------------------------------------------------------------------------------
+
+
+def papers() -> Iterator[str]:
+    """Write the front page's list: a question, what it is about, and where its chapter is."""
+    told = map(paths.about, paths.papers("paper.toml").values())
+    listed = [about for about in told if "question" in about]
+    for number, about in enumerate(listed, start=1):
+        links = _links(about)
+        state = {0: "In preparation", len(PARTS): "This chapter is complete: "}
+        yield (
+            f"{number}. **{about['question']}** {about['about']} *{about['short']}*, "
+            f"{_source(about)}. {state.get(len(links), 'So far: ')}{', '.join(links)}."
+        )
+
+
+def scoreboard() -> Iterator[str]:
+    """Write a section for each paper with claims: links, the claims, the commands."""
+    from fedlib.evidence import catalogue, claims
+
+    for name, home in paths.papers("claims.toml").items():
+        yield from _opened(paths.about(home), note=True)
+        yield from (f"```{{claims-table}} {name}", "```", "")
+        yield from ("### To make these records again", "", "| Claims | Experiments |", "|---|---|")
+        runs = {
+            claim["id"]: tuple(dict.fromkeys(c["experiment"] for c in claim.get("check", [])))
+            for claim in claims.table(name)
+        }
+        for experiments, ids in groupby((claim for claim in runs if runs[claim]), key=runs.get):
+            claimed = ", ".join(f"{{ref}}`{claim}`" for claim in ids)
+            yield f"| {claimed} | {', '.join(f'`{word}`' for word in experiments)} |"
+        first = catalogue.command(name, catalogue.names(name)[0], "runs")
+        yield from ("", "```bash", first, f"fedlib claims {name} --out runs", "```", "")
+
+
+def errata() -> Iterator[str]:
+    """Write a section for each paper with errata."""
+    for name, home in paths.papers("errata.toml").items():
+        yield from _opened(paths.about(home))
+        yield from (f"```{{errata-table}} {name}", "```", "")
+
+
+def _opened(about: dict[str, str], note: bool = False) -> Iterator[str]:
+    """Begin a paper's section: what it is called, where it is from, where its chapter is."""
+    links = _links(about)
+    chapter = f" Its chapter: {', '.join(links)}." if links else ""
+    more = f" {about['note']}" if note and "note" in about else ""
+    yield from (f"## {about['short']}", "", f"The paper is {_source(about)}.{chapter}{more}", "")
+
+
+def _source(about: dict[str, str]) -> str:
+    return f"{{cite:t}}`{about['cite']}`" if "cite" in about else f"*{about['title']}*"
+
+
+def _links(about: dict[str, str]) -> list[str]:
+    """Return a link to each notebook of a paper's chapter that the table of contents names."""
+    pages = [Path(page) for page in toc_pages()]
+    return [
+        f"[{page.name.split('_', 1)[1]}](../{page}.ipynb)"
+        for page in pages
+        if page.parent.name == about.get("chapter")
+    ]
+
+
+WRITERS = {writer.__name__: writer for writer in (api, commands, papers, scoreboard, errata)}

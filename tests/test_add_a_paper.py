@@ -1,0 +1,71 @@
+"""The guide "Add a paper", followed to the letter in an empty folder."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import build
+import pytest
+
+PAGE = (build.ROOT / "book" / "guides" / "add_a_paper.md").read_text("utf-8")
+FILES = re.findall(r"^`(\S+)`\n\n(`{3,})\w+\n(.*?)^\2$", PAGE, re.M | re.S)
+COMMANDS = re.findall(r"^```bash\n(.*?)^```$", PAGE, re.M | re.S)
+
+
+@pytest.fixture(scope="module")
+def followed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """Write the files, type the commands; return the folder and what was printed."""
+    home = tmp_path_factory.mktemp("mine")
+    for name, _, text in FILES:
+        path = home / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, "utf-8")
+    fedlib = f'fedlib() {{ "{sys.executable}" -c "from fedlib.cli import main; main()" "$@"; }}\n'
+    python = f'python() {{ "{sys.executable}" "$@"; }}\n'
+    done = subprocess.run(
+        ["bash", "-e", "-c", fedlib + python + "".join(COMMANDS)],
+        cwd=home,
+        env={**os.environ, **build.KERNEL, "BOOK": str(build.ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return home, done.stdout
+
+
+def test_it_names_every_file():
+    assert [name for name, *_ in FILES] == [
+        "meet_study.py",
+        *(f"papers/meet/{name}.toml" for name in ("experiments", "claims", "errata", "paper")),
+        "page/index.md",
+    ]
+
+
+def test_the_record_is_where_its_claims_look_for_it(followed):
+    home, said = followed
+    record = "papers/meet/results/often.quick.csv.gz"
+    assert (home / record).is_file() and f"Wrote {record}" in said
+
+
+def test_it_is_judged(followed):
+    _, said = followed
+    assert "MEET-C1  AT REDUCED SCALE  1 of 1 holds  (often.quick)" in said
+
+
+def test_its_page_shows_claim_measurement_and_erratum(followed):
+    home, _ = followed
+    page = (home / "html" / "index.html").read_text("utf-8")
+    assert 'id="meet-c1"' in page and 'id="meet-e1"' in page
+    assert "Often is better by far" in page and "twenty rounds end lower than one" in page
+    assert "verdict-at-reduced-scale" in page and "check-holds" in page
+    assert 'href="#meet-c1"' in page, "the erratum links to the claim that it names"
+
+
+def test_code_fits_the_page():
+    assert [line for _, _, text in FILES for line in text.splitlines() if len(line) > 88] == []

@@ -1,0 +1,125 @@
+"""What the reproduce notebooks share: parameters, records or what stands in for them, verdicts."""
+
+from __future__ import annotations
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+import pytest
+
+from fedlib.errors import FedlibError
+from fedlib.evidence import catalogue, claims, records
+from fedlib.show import chapter
+from fedlib.show.chapter import Chapter
+
+PAPER = "participation"
+GIVEN = dict(profile="replay", experiments_to_run="all", seeds=None, device="auto", out=None)
+
+
+@pytest.fixture(autouse=True)
+def looks():
+    """Put matplotlib back as it was, and leave no figure behind."""
+    with mpl.rc_context():
+        yield
+    plt.close("all")
+
+
+def test_begin_reads_the_parameters():
+    page = chapter.begin(PAPER, {"np": 0, "known": {}, "_i1": "", **GIVEN}, {"np"})
+    assert page == Chapter(PAPER) and page.where is None
+    page = chapter.begin(PAPER, {**GIVEN, "profile": "smoke", "experiments_to_run": "figB1"}, set())
+    assert (page.experiments_to_run, page.where) == (["figB1"], "runs")
+
+
+def test_begin_refuses_what_does_not_exist():
+    with pytest.raises(FedlibError, match=r"'profle'\. Did you mean 'profile'"):
+        chapter.begin(PAPER, {**GIVEN, "profle": "quick"}, set())
+    with pytest.raises(FedlibError, match=r"'fig7'\. Did you mean 'fig"):
+        chapter.begin(PAPER, {**GIVEN, "experiments_to_run": ["fig7"]}, set())
+
+
+def test_parameters_of_any_notebook():
+    chapter.check_parameters(["profile", "known", "_x"], ["profile", "seeds"])
+    with pytest.raises(FedlibError, match=r"'profle'\. Did you mean 'profile'"):
+        chapter.check_parameters(["profle"], ["profile", "seeds"])
+
+
+def test_show_draws_a_record_and_says_where_it_comes_from(capsys):
+    drawn = []
+    Chapter(PAPER).show("figB1", drawn.append)
+    record = records.load(PAPER, "figB1")
+    assert drawn[0].equals(record.frame)
+    assert capsys.readouterr().out == record.provenance() + "\n"
+
+
+def test_a_missing_record_is_told_with_a_command_that_works(capsys):
+    page = Chapter(PAPER)
+    page.show("fig1-cifar", pytest.fail)
+    told = plt.gcf().axes[0].texts[0].get_text()
+    assert told == (
+        "There is no stored record of participation fig1-cifar. To make one:\n"
+        "  fedlib run participation fig1-cifar --profile paper --out data/papers"
+    )
+    assert capsys.readouterr().out == "\n"
+    assert page.frame("fig1-cifar") is None
+    page.table("fig1-cifar", pytest.fail)
+    assert capsys.readouterr().out == (told + "\n") * 2
+
+
+def test_every_command_names_a_profile_of_its_experiment():
+    for paper in catalogue.papers():
+        for name in catalogue.names(paper):
+            for profile in (None, *catalogue.PROFILES):
+                words = catalogue.command(paper, name, profile=profile).split()
+                assert words[4] == "--profile" and words[5] in catalogue.profiles(paper, name)
+
+
+def test_a_profile_that_an_experiment_lacks_leaves_a_note_and_no_error(capsys):
+    page = Chapter(PAPER, "quick")
+    assert "quick" not in catalogue.profiles(PAPER, "fig1-cifar")
+    assert page.frame("fig1-cifar") is None
+    assert "does not run at the profile 'quick'" in capsys.readouterr().out
+
+
+def test_an_experiment_that_is_not_to_be_run_counts_as_missing(capsys):
+    assert Chapter(PAPER, experiments_to_run=["figB1"]).frame("figB2") is None
+    assert capsys.readouterr().out == "'figB2' is not among experiments_to_run.\n"
+
+
+def test_an_experiment_runs_once_and_its_rows_stay_as_they_are(tmp_path, monkeypatch):
+    runs = []
+    run = chapter.experiments.run
+    monkeypatch.setattr(
+        chapter.experiments, "run", lambda *args, **kw: runs.append(args) or run(*args, **kw)
+    )
+    page = Chapter(PAPER, "smoke", seeds=1, out=tmp_path)
+    first = page.frame("figB1")
+    first["value"] = 0
+    assert page.frame("figB1")["value"].any()
+    assert len(runs) == 1 and (tmp_path / PAPER / "figB1.smoke.csv.gz").is_file()
+
+
+def test_a_table_is_printed_from_the_rows(capsys):
+    page = Chapter(PAPER)
+    page.table("figB1", lambda frame: frame.head(2)[["run"]])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 3 and lines[0].strip() == "run"
+
+
+def test_verdicts_and_claims(capsys):
+    page = Chapter(PAPER)
+    table = page.verdict("GFA-C6", "GFA-C7").data
+    judged = {row["id"]: row for row in claims.judge(PAPER)}
+    assert capsys.readouterr().out.splitlines() == [
+        f"{name}: {judged[name]['verdict'].upper()}. {judged[name]['told']}. {judged[name]['note']}"
+        for name in ("GFA-C6", "GFA-C7")
+    ]
+    found = [check for name in ("GFA-C6", "GFA-C7") for check in claims.checks(PAPER, name)]
+    assert list(table["quantity"]) == [check.quantity for check in found]
+    assert list(page.claims().data["verdict"]) == [row["verdict"] for row in judged.values()]
+
+
+def test_commands(capsys):
+    Chapter(PAPER).commands()
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "fedlib run participation fig1 --profile quick --out data/papers"
+    assert [line.split()[3] for line in lines] == catalogue.names(PAPER)

@@ -1,0 +1,130 @@
+"""The package keeps to its plan: imports go down, in no circle, and nothing is written twice."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+
+import pages
+import pytest
+
+PACKAGE = pages.ROOT / "fedlib"
+FLOORS = ["errors", "paths", *pages.folders(), "bench", "cli"]
+LONG = 25  # nodes of syntax from which on a definition is worth having once
+
+
+def sources() -> dict[str, str]:
+    """Return the text of every module by its dotted name; a folder's is its ``__init__``."""
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+        found[".".join(part for part in parts if part != "__init__")] = path.read_text("utf-8")
+    return found
+
+
+def imports(text: str, modules: set[str]) -> Iterator[str]:
+    """Yield the modules of fedlib that a text imports, at its top or inside a function."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, "imports are written in full"
+            inner = [f"{node.module}.{alias.name}" for alias in node.names]
+            names = [name if name in modules else node.module for name in inner]
+        else:
+            continue
+        yield from (name for name in names if name.split(".")[0] == "fedlib")
+
+
+def misplaced(texts: dict[str, str]) -> list[str]:
+    """Return a line for each import that goes up, sideways between papers, or in a circle."""
+    wrong, graph = [], defaultdict(set)
+    for module, text in texts.items():
+        for other in imports(text, set(texts)):
+            graph[module].add(other)
+            if why := fault(module.split("."), other.split("."), texts):
+                wrong.append(f"{module} imports {other}: {why}")
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        wrong.append("a circle: " + " -> ".join(error.args[1]))
+    return wrong
+
+
+def fault(module: list[str], other: list[str], texts: dict[str, str]) -> str:
+    """Say why one module may not import another; empty when it may."""
+    if len(module) < 2 or len(other) < 2:  # the package itself holds its version
+        return ""
+    if FLOORS.index(other[1]) > FLOORS.index(module[1]):
+        return "that is above it"
+    two = [name[2] for name in (module, other) if name[1] == "papers" and len(name) > 2]
+    papers = [name for name in two if (PACKAGE / "papers" / name).is_dir()]
+    if module[1] == other[1] and len(papers) == 2 and papers[0] != papers[1]:
+        return "that is another paper"
+    if module[1] == other[1] and papers and len(papers) < 2 and papers[0] == other[2]:
+        return "what papers share knows none of them"
+    return ""
+
+
+def test_every_module_has_its_floor():
+    top = {name.split(".")[1] for name in sources() if "." in name}
+    assert top == set(FLOORS)
+
+
+def test_imports_go_down():
+    assert misplaced(sources()) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "line", "why"),
+    [
+        ("fedlib.engine.rng", "from fedlib import datasets", "above it"),
+        ("fedlib.papers.bound", "def f():\n    from fedlib.evidence.records import load", "above"),
+        ("fedlib.paths", "import fedlib.engine.data", "above it"),
+        ("fedlib.papers.tiers.task", "from fedlib.papers import participation", "another paper"),
+        ("fedlib.papers.job", "from fedlib.papers.tiers.task import TieredTask", "none of them"),
+        ("fedlib.engine.losses", "from fedlib.engine.tasks import Task", "a circle"),
+    ],
+)
+def test_an_import_that_does_not_is_seen(module, line, why):
+    texts = sources()
+    found = misplaced(texts | {module: f"{texts[module]}\n{line}\n"})
+    assert len(found) == 1 and why in found[0]
+
+
+def test_a_folder_says_in_a_sentence_what_it_is_for():
+    for path in PACKAGE.rglob("__init__.py"):
+        first = (ast.get_docstring(ast.parse(path.read_text("utf-8"))) or "").split("\n\n")[0]
+        assert first.endswith("."), path
+        assert ". " not in first.replace("et al.", "").replace(" v.", ""), path
+
+
+# --- nothing twice -------------------------------------------------------------------------------
+
+
+def repeated(texts: dict[str, str]) -> list[str]:
+    """Return a line for each function or class whose content stands in two places."""
+    places = defaultdict(list)
+    for module, text in texts.items():
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                body = node.body[1:] if ast.get_docstring(node) is not None else node.body
+                if sum(1 for part in body for _ in ast.walk(part)) >= LONG:
+                    content = "".join(map(ast.dump, body))
+                    places[content].append(f"{module}.{node.name}")
+    return [" and ".join(names) for names in places.values() if len(names) > 1]
+
+
+def test_no_definition_is_repeated():
+    assert repeated(sources()) == []
+
+
+def test_a_definition_that_is_repeated_is_seen():
+    texts = sources()
+    copied = ast.get_source_segment(
+        texts["fedlib.errors"], ast.parse(texts["fedlib.errors"]).body[-1]
+    )
+    found = repeated(texts | {"fedlib.paths": texts["fedlib.paths"] + "\n\n" + copied})
+    assert found == ["fedlib.errors.unknown and fedlib.paths.unknown"]

@@ -1,0 +1,90 @@
+"""What is written into the book's pages at build time, from the package and from data/papers."""
+
+from __future__ import annotations
+
+import re
+import shutil
+
+import pages
+import pytest
+
+from fedlib import paths
+from fedlib.errors import FedlibError
+
+
+@pytest.fixture
+def copy(tmp_path):
+    """Return a tree with a page and the bibliography."""
+    (tmp_path / "book").mkdir()
+    shutil.copy(pages.ROOT / "book" / "references.bib", tmp_path / "book")
+    return tmp_path
+
+
+def test_every_page_asks_for_what_can_be_written(copy):
+    asked = set()
+    for page in (pages.ROOT / "book").rglob("*.md"):
+        asked |= set(re.findall(r"<!-- generated: (\S+) -->", page.read_text("utf-8")))
+    assert asked == set(pages.WRITERS)
+    (copy / "book" / "page.md").write_text("<!-- generated: scores -->")
+    with pytest.raises(FedlibError, match=r"'scores'\. Did you mean 'scoreboard'"):
+        pages.fill(copy)
+
+
+def test_only_the_comment_is_replaced(copy):
+    (copy / "book" / "page.md").write_text("Before $x$ \\1\n\n<!-- generated: papers -->\n\nAfter")
+    pages.fill(copy)
+    text = (copy / "book" / "page.md").read_text("utf-8")
+    assert text.startswith("Before $x$ \\1\n\n1. **Who has to be there?**") and text[-5:] == "After"
+
+
+def test_the_api_has_every_module_once():
+    text = "\n".join(pages.api())
+    shown = re.findall(r"automodule:: (\S+)", text)
+    there = {
+        ".".join(path.relative_to(pages.ROOT).with_suffix("").parts).removesuffix(".__init__")
+        for path in (pages.ROOT / "fedlib").rglob("*.py")
+    }
+    assert len(shown) == len(set(shown)) and set(shown) == there - {"fedlib.cli"}
+    firsts = re.findall(r"^## fedlib\.(\w+)", text, re.M)
+    assert firsts == ["engine", "datasets", "population", "papers", "evidence", "show"]
+
+
+def test_the_commands_are_those_of_the_command_line():
+    text = "\n".join(pages.commands())
+    assert "| `fedlib run PAPER EXPERIMENT` | Run an experiment and store its record." in text
+    assert "Takes `--profile`, `--seeds`, `--device`, `--out`. |" in text
+    assert "| `fedlib claims [PAPER]` |" in text and "| `fedlib data get NAME` |" in text
+
+
+def test_a_claim_leads_to_its_experiments():
+    text = "\n".join(pages.scoreboard())
+    assert "| {ref}`GFA-C1`, {ref}`GFA-C1-control` | `fig1` |" in text
+    assert "| {ref}`GFA-C6` | `figB1`, `figB2` |" in text
+    assert "fedlib run tiers fig3 --profile quick --out runs" in text
+
+
+def test_a_paper_appears_as_soon_as_its_folder_does(tmp_path, monkeypatch):
+    home = tmp_path / "new"
+    home.mkdir()
+    (home / "paper.toml").write_text(
+        'short = "New"\ntitle = "A New One"\nquestion = "Why?"\nabout = "Because."\n'
+    )
+    (home / "errata.toml").write_text("")
+    monkeypatch.setenv("FEDLIB_PAPERS", str(tmp_path))
+    assert list(pages.papers())[-1].endswith(
+        "**Why?** Because. *New*, *A New One*. In preparation."
+    )
+    assert "## New\n\nThe paper is *A New One*.\n" in "\n".join(pages.errata())
+
+
+def test_a_paper_of_the_book_says_what_the_pages_need():
+    named = {page.split("/")[1] for page in pages.toc_pages() if page.startswith("notebooks/")}
+    homes = paths.papers("paper.toml")
+    assert set(paths.papers()) <= set(homes)
+    for name, home in homes.items():
+        about = paths.about(home)
+        assert {"short", "cite", "chapter", "question", "about"} <= set(about), name
+        assert f"{{{about['cite']}," in (home / "paper.bib").read_text("utf-8")
+    chapters = [paths.about(home)["chapter"] for home in homes.values()]
+    assert chapters == sorted(chapters), "papers come in the order of the book"
+    assert named - set(chapters) <= {"01_foundations"}, "a chapter without a paper"
