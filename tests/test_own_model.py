@@ -392,6 +392,8 @@ class Meta(nn.Module):
         (nn.Embedding(5, 2, max_norm=1.0), "max_norm"),
         (nn.BatchNorm1d(3, momentum=None), "momentum"),
         (Meta(), "on the CPU"),
+        (nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device="meta")), "Part of the module"),
+        (nn.Sequential(nn.Linear(2, 2, device="meta").requires_grad_(False), Meta()), "on the CPU"),
         (models.softmax(2, 2), "got Model"),
     ],
 )
@@ -425,6 +427,23 @@ def test_a_bare_module_a_tuple_and_tiers():
     for module in (with_norm(), with_dropout()):
         with pytest.raises(FedlibError, match="Silo 0.*GroupNorm"):
             TieredTask([Model(module)], [X], Y, [[np.arange(24)]])
+
+
+def test_a_forward_pass_of_ones_own_is_for_parameters_alone():
+    for module in (with_norm(), with_dropout()):
+        with pytest.raises(FedlibError, match="trained parameters only"):
+            Model(module, lambda views, x: x)
+
+
+def test_a_module_without_memory_is_drawn_where_its_layers_can():
+    with torch.device("meta"):
+        module = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
+    model = Model(module)
+    row = model.init(stream(0, "init"))
+    here = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
+    assert torch.equal(row, Model(here).init(stream(0, "init")))
+    assert torch.equal(model.to_row(model.to_module(row)), row)
+    assert model.to_module(row)[1].num_batches_tracked == 0
 
 
 def test_nothing_is_warned_of():

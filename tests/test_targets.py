@@ -66,7 +66,8 @@ def test_classes_may_be_any_whole_numbers(kind):
     task = Task(models.softmax(4, 3), data_of(BINARY.astype(kind)))
     same = Task(models.softmax(4, 3), data_of(BINARY))
     batch = Batch(torch.arange(12).view(1, -1))
-    assert task.data.y.dtype == torch.int64
+    tiered = TieredTask([task.model], [X], BINARY.astype(kind), [[np.arange(12)]])
+    assert task.data.y.dtype == tiered.y.dtype == torch.int64
     assert torch.equal(task.grad(task.init((0,)), batch), same.grad(task.init((0,)), batch))
 
 

@@ -236,10 +236,22 @@ def _pair(x: Any, y: Any, device: Any, split: str) -> tuple[Tensor, Tensor]:
     if y is None:
         real = x.dtype if x.is_floating_point() else torch.get_default_dtype()
         return x, torch.zeros(len(x), dtype=real, device=device)
-    y = _numbers(y, device, f"{split} targets")
+    y = as_targets(y, device, split)
     if len(y) != len(x):
         raise FedlibError(f"{len(x)} {split} samples and {len(y)} targets: one each is needed.")
-    return x, y if y.is_floating_point() else y.long()
+    return x, y
+
+
+def as_targets(y: Any, device: str | torch.device, split: str = "train") -> Tensor:
+    """Return targets on the device, whole numbers of any type as int64.
+
+    Raises
+    ------
+    FedlibError
+        When they are no numbers.
+    """
+    y = _numbers(y, device, f"{split} targets")
+    return y if y.is_floating_point() else y.long()
 
 
 def _numbers(values: Any, device: Any, what: str) -> Tensor:

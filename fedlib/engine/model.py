@@ -106,6 +106,11 @@ class Model:
         self.normalises = any(_uses_batch(layer) for layer in self.module.modules())
         self.drops = any(type(layer) in DROPOUT and layer.p for layer in self.module.modules())
         self._constants = {n: t for n, t in held.items() if n not in trained | moving | counted}
+        if forward is not None and (self.buffers or self._constants or self.drops):
+            raise FedlibError(
+                "A forward pass of your own gets trained parameters only. Leave it out for a "
+                "module with buffers, frozen parameters or dropout."
+            )
         self._dtype = next(t.dtype for name, t in held.items() if name in trained)
         self._maps: dict[str, bool] = {}  # by kind of device: can vmap map it?
         self._placed: dict[tuple[torch.device, torch.dtype], dict[str, Tensor]] = {}
@@ -137,9 +142,8 @@ class Model:
 
     def to_module(self, row: Tensor) -> nn.Module:
         """Return a module of its own with the values of one row, ``[P]`` or ``[1, P]``."""
-        module = copy.deepcopy(self.module)
-        if any(p.is_meta for p in module.parameters()):
-            module.to_empty(device="cpu")
+        empty = any(p.is_meta for p in self.module.parameters())
+        module = self._drawn(stream(0, "init")) if empty else copy.deepcopy(self.module)
         module.to(row.device, row.dtype)
         held = _held(module)
         with torch.no_grad():
@@ -385,16 +389,19 @@ def check_module(module: nn.Module, has_rule: bool) -> None:
         raise FedlibError("The module has lazy layers. Run it once on a sample to give them sizes.")
     if wrong := [name for name, t in named if t.is_complex()]:
         raise FedlibError(f"Complex values ({wrong[0]}) are not supported. Use two real ones.")
+    if len({t.is_meta for _, t in named}) > 1:
+        raise FedlibError("Part of the module is on the meta device. Build all of it on the CPU.")
     if not any(p.requires_grad for p in module.parameters()):
         raise FedlibError("The module has no parameter that is trained (requires_grad).")
     for name, layer in module.named_modules():
         told = f"Layer '{name}' ({type(layer).__name__})"
         sides = (layer.parameters(recurse=False), layer.buffers(recurse=False))
-        blank = [any(t.is_meta for t in side) for side in sides]
-        if blank[1] if has_rule else any(blank) and not _rule(layer):
+        blank = [[t for t in side if t.is_meta] for side in sides]
+        frozen = any(not p.requires_grad for p in blank[0])
+        if frozen or (blank[1] if has_rule else any(blank) and not _rule(layer)):
             raise FedlibError(
-                f"{told} was built on the meta device and has no reset_parameters to give it "
-                "values. Build the module on the CPU."
+                f"{told} was built on the meta device, and nothing gives it values. Build the "
+                "module on the CPU."
             )
         if getattr(layer, "sparse", False):
             raise FedlibError(f"{told} has sparse gradients. Use sparse=False.")

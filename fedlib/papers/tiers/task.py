@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedlib.engine.data import as_targets
 from fedlib.engine.losses import LOSSES, check_targets, tally, values
 from fedlib.engine.model import Model
 from fedlib.engine.rng import stream
@@ -63,11 +64,11 @@ class TieredTask:
             )
         self.models, self.loss_name = list(models), loss_name
         self.x = [torch.as_tensor(x, device=device) for x in features]
-        self.y = torch.as_tensor(labels, device=device)
+        self.y = as_targets(labels, device)
         self.test_x = None
         if test_features is not None:
             self.test_x = [torch.as_tensor(x, device=device) for x in test_features]
-            self.test_y = torch.as_tensor(test_labels, device=device)
+            self.test_y = as_targets(test_labels, device, "test")
         self.rows = [[np.asarray(part, dtype=np.int64) for part in silo] for silo in rows]
         self._check()
         stops = np.cumsum([model.size for model in self.models])
