@@ -71,8 +71,8 @@ def local_sgd(
     Raises
     ------
     FedlibError
-        For an unknown backend, ``"threads"`` away from the CPU, or extras or a rule's result of
-        another shape.
+        For an unknown backend, ``"threads"`` away from the CPU, or rates, extras or a rule's
+        result of another shape.
     """
     on_cpu = theta.device.type == "cpu"
     backend = backend or ("threads" if on_cpu else "batched")
@@ -83,6 +83,8 @@ def local_sgd(
     theta, out = theta.detach(), torch.empty_like(theta)
     each_own = isinstance(lr, Tensor) and lr.dim() > 0
     lr = lr.to(theta).flatten() if each_own else float(lr)
+    if each_own and len(lr) != len(theta):
+        raise FedlibError(f"{len(lr)} rates for {len(theta)} copies. Give one number, or one each.")
     extras = _checked(extras, len(theta))
     descend = _descend_dense if _is_dense(task) else _descend
 
