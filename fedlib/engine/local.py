@@ -115,24 +115,24 @@ def _descend(task: Task, theta: Tensor, batches: list[Batch], rate: float | Tens
     """
     views = task.model.views(theta)
     leaves = {name: view.detach().requires_grad_() for name, view in views.items()}
-    stretches = _stretches(rate)
+    stretches = [] if isinstance(rate, float) else _stretches(rate)
     for batch in batches:
         gradients = _gradients(task, leaves, batch)
         for view, gradient in zip(views.values(), gradients, strict=True):
             if task.l2:
                 gradient = gradient + task.l2 * view
-            for rows, alpha in stretches:
-                view[rows].sub_(gradient[rows], alpha=alpha)
+            if isinstance(rate, float):
+                view.sub_(gradient, alpha=rate)
+            for rows, own in stretches:
+                view[rows].sub_(gradient[rows], alpha=own)
 
 
-def _stretches(rate: float | Tensor) -> list[tuple[slice, float]]:
+def _stretches(rate: Tensor) -> list[tuple[slice, float]]:
     """Return neighbouring rows of one rate with that rate.
 
     A number is multiplied and subtracted with one rounding, a tensor with two. Taken by stretches,
     copies that share a call with other rates end with the same bits as without them.
     """
-    if isinstance(rate, float):
-        return [(slice(None), rate)]
     values, counts = rate.unique_consecutive(return_counts=True)
     stops = counts.cumsum(0).tolist()
     starts = [0, *stops[:-1]]
