@@ -110,7 +110,7 @@ SEEN = {
         *("papers/participation/algorithm.py", "np.subtract(self.amplify, 1)", "self.amplify"),
         "GeneralizedFedAvg.round",
     ),
-    "local SGD": ("engine/local.py", "alpha=alpha", "alpha=2 * alpha", "_descend"),
+    "local SGD": ("engine/local.py", "alpha=rate", "alpha=2 * rate", "_descend"),
     "a constant": ("engine/local.py", "CACHED = 2**19", "CACHED = 2**18", "CACHED"),
     "the task": ("engine/tasks.py", "each.mean(1)", "each.sum(1)", "Task.losses"),
     "a default of a field": ("engine/tasks.py", "l2: float = 0.0", "l2: float = 0.1", "Task"),
@@ -152,7 +152,7 @@ def test_where_a_definition_lives_does_not_matter(package):
         path.write_text(there.replace("local_sgd(task", f"{call}task"))
         assert package() == before, line
     path = root / "core" / "steps.py"
-    path.write_text(path.read_text().replace("alpha=alpha", "alpha=2 * alpha"))
+    path.write_text(path.read_text().replace("alpha=rate", "alpha=2 * rate"))
     assert package() != before, "still followed"
 
 

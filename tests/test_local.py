@@ -298,6 +298,8 @@ def test_unknown_and_unfit_backends():
         local_sgd(task, theta, batches, 0.1, backend="thread")
     with pytest.raises(FedlibError, match="'threads' is for the CPU"):
         local_sgd(task, theta.to("meta"), batches, 0.1, backend="threads")
+    with pytest.raises(FedlibError, match=f"2 rates for {COPIES} copies"):
+        local_sgd(task, theta, batches, torch.tensor([0.1, 0.2]))
 
 
 # --- memory ---------------------------------------------------------------------------------------

@@ -71,8 +71,8 @@ def local_sgd(
     Raises
     ------
     FedlibError
-        For an unknown backend, ``"threads"`` away from the CPU, or extras or a rule's result of
-        another shape.
+        For an unknown backend, ``"threads"`` away from the CPU, or rates, extras or a rule's
+        result of another shape.
     """
     on_cpu = theta.device.type == "cpu"
     backend = backend or ("threads" if on_cpu else "batched")
@@ -83,6 +83,8 @@ def local_sgd(
     theta, out = theta.detach(), torch.empty_like(theta)
     each_own = isinstance(lr, Tensor) and lr.dim() > 0
     lr = lr.to(theta).flatten() if each_own else float(lr)
+    if each_own and len(lr) != len(theta):
+        raise FedlibError(f"{len(lr)} rates for {len(theta)} copies. Give one number, or one each.")
     extras = _checked(extras, len(theta))
     descend = _descend_dense if _is_dense(task) else _descend
 
@@ -113,25 +115,25 @@ def _descend(task: Task, theta: Tensor, batches: list[Batch], rate: float | Tens
     """
     views = task.model.views(theta)
     leaves = {name: views[name].detach().requires_grad_() for name in task.model.shapes}
-    stretches = _stretches(rate)
+    stretches = [] if isinstance(rate, float) else _stretches(rate)
     for batch in batches:
         gradients = _gradients(task, views | leaves, leaves, batch)
         for name, gradient in zip(leaves, gradients, strict=True):
             view = views[name]
             if task.l2:
                 gradient = gradient + task.l2 * view
-            for rows, alpha in stretches:
-                view[rows].sub_(gradient[rows], alpha=alpha)
+            if isinstance(rate, float):
+                view.sub_(gradient, alpha=rate)
+            for rows, own in stretches:
+                view[rows].sub_(gradient[rows], alpha=own)
 
 
-def _stretches(rate: float | Tensor) -> list[tuple[slice, float]]:
+def _stretches(rate: Tensor) -> list[tuple[slice, float]]:
     """Return neighbouring rows of one rate with that rate.
 
     A number is multiplied and subtracted with one rounding, a tensor with two. Taken by stretches,
     copies that share a call with other rates end with the same bits as without them.
     """
-    if isinstance(rate, float):
-        return [(slice(None), rate)]
     values, counts = rate.unique_consecutive(return_counts=True)
     stops = counts.cumsum(0).tolist()
     starts = [0, *stops[:-1]]
