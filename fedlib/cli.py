@@ -123,7 +123,11 @@ def claims(
             typer.echo(f"    {SIGNS[check['outcome']]} {check['quantity']}{control}")
             why = f"; {check['why']}" if check["why"] else ""
             typer.echo(f"      {check['measured']}, asked: {check['asked']}{why}")
-    typer.echo("✓ holds  ✗ contradicted  ? undecided: more seeds or a better experiment are needed")
+        for line in row["origins"]:
+            typer.echo(f"  {line}")
+        age = "older" if row["foreseen"] else "younger"
+        typer.echo(f"  The rule is {age} than the record." if row["origins"] else "")
+    typer.echo("✓ holds  ✗ contradicted  ? undecided: asks for a better experiment  - no record")
 
 
 @app.command()

@@ -7,7 +7,7 @@ from torch.nn.functional import cross_entropy
 
 from fedlib.engine.data import FederatedDataset
 from fedlib.engine.local import local_sgd
-from fedlib.engine.models import softmax
+from fedlib.engine.models import location, softmax
 from fedlib.engine.tasks import Task
 from fedlib.errors import FedlibError
 from fedlib.papers.fedavg import FedAvg
@@ -98,3 +98,12 @@ def test_weights_by_size(process):
 def test_unknown_weights_are_refused():
     with pytest.raises(FedlibError, match="Unknown kind of weights 'size'. Did you mean 'sizes'"):
         FedAvg(pt.Full(N), 0.1, weights="size")
+
+
+def test_a_limited_evaluation_keeps_each_sample_s_own_weight():
+    """Rows 0 and 3 are looked at: half squares 0 and 18, weights 1/3 and 1, mean 13.5."""
+    x = np.array([[0.0], [2.0], [4.0], [6.0]])
+    data = FederatedDataset.build(x, None, [np.array([0, 1, 2]), np.array([3])])
+    task = Task(location(1), data, "half_square")
+    found = task.evaluate(torch.zeros(1, 1).double(), limit=2, average="clients")
+    assert found["loss"].tolist() == [13.5]

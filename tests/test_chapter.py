@@ -110,7 +110,8 @@ def test_verdicts_and_claims(capsys):
     table = page.verdict("GFA-C6", "GFA-C7").data
     judged = {row["id"]: row for row in claims.judge(PAPER)}
     assert capsys.readouterr().out.splitlines() == [
-        f"{name}: {judged[name]['verdict'].upper()}. {judged[name]['told']}. {judged[name]['note']}"
+        f"{name}: {judged[name]['verdict'].upper()}. {judged[name]['told'].capitalize()}. "
+        f"{judged[name]['note']}"
         for name in ("GFA-C6", "GFA-C7")
     ]
     found = [check for name in ("GFA-C6", "GFA-C7") for check in claims.checks(PAPER, name)]
@@ -123,3 +124,8 @@ def test_commands(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "fedlib run participation fig1 --profile quick --out data/papers"
     assert [line.split()[3] for line in lines] == catalogue.names(PAPER)
+
+
+def test_the_seeds_of_a_notebook_are_those_that_run(tmp_path):
+    page = Chapter(PAPER, "smoke", seeds=[7], out=tmp_path)
+    assert page.record("figB1").manifest["seeds"] == [7]

@@ -139,8 +139,20 @@ def test_the_data_as_used_are_pooled_and_normalised(smoke):
     d = task.data
     parts = [np.asarray(v) for v in (d.x, d.y, d.test_x, d.test_y)]
     assert used == hashes["as used"] == datasets.fingerprint(*parts)
-    assert studies.build_task(s | {"pool": 2}, 1)[1]["as used"] != used
+    halved = s | {"pool": 2, "model": ["softmax", 16, 10]}
+    assert studies.build_task(halved, 1)[1]["as used"] != used
     assert datasets.fingerprint(parts[0] * 1.001, *parts[1:]) != used
+
+
+def test_making_a_record_again_makes_no_rule_older(tmp_path):
+    """A rule fitted to a record is not foreseen by running the same seeds once more."""
+    now = claims.rules(PAPER, "figB2")
+    first = again("figB2", tmp_path, seeds=[7])
+    assert first.manifest["rules"] == now != {}
+    records.save(tmp_path, first.frame, first.manifest | {"rules": {"GFA-C6": "as it was"}})
+    assert again("figB2", tmp_path, seeds=[7]).manifest["rules"] == {}
+    assert again("figB2", tmp_path, seeds=[8]).manifest["rules"] == now, "new seeds, a new record"
+    assert again("figB2", tmp_path / "b").manifest["rules"] == {}, "the seeds of the book's own"
 
 
 def test_training_record_holds_the_whole_curve(smoke):
@@ -188,9 +200,10 @@ def test_claims_can_be_judged_from_smoke_records(smoke):
         smoke(PAPER, name)
     for row in claims.judge(PAPER, smoke.out):
         assert row["verdict"] in claims.VERDICTS and row["profile"] == "smoke"
-        assert row["verdict"] not in (claims.NO_RECORD, claims.REPRODUCED) and row["foreseen"]
-        if row["kind"] == "measured":
+        assert row["verdict"] not in (claims.NO_RECORD, claims.REPRODUCED)
+        if row["kind"] != "arithmetic":
             assert row["verdict"] == "undecided", "two seeds decide nothing"
+        assert row["kind"] == "arithmetic" or not row["foreseen"], "the book's runs are older"
 
 
 def test_divergence_is_in_the_manifest(tmp_path, monkeypatch):

@@ -123,6 +123,7 @@ SEEN = {
         "PeriodicSampler.step",
     ),
     "the round loop": ("engine/simulation.py", "done == rounds", "done > rounds", "simulate"),
+    "what is done before a refusal": ("engine/simulation.py", "    if rounds < 0 or", "    if rounds > 5:\n        rounds = 5\n        raise FedlibError\n    if rounds < 0 or", "simulate"),
     "the reading of pixels": ("datasets/loading.py", "images /= np.", "images *= np.", "_images"),
 }  # fmt: skip
 
@@ -205,6 +206,12 @@ def test_the_normalisation_of_a_card_counts(field, value, monkeypatch):
     monkeypatch.setattr(freshness.datasets, "card", lambda name: changed)
     after = freshness.now(settings)
     assert before["code"] == after["code"] and before["cards"] != after["cards"]
+    file = card.files[0]
+    other = dataclasses.replace(file, sha256="0" * 64), *card.files[1:]
+    for files in (other, (dataclasses.replace(file, train_members=("a",)), *card.files[1:])):
+        changed = dataclasses.replace(card, files=files)
+        monkeypatch.setattr(freshness.datasets, "card", lambda name: changed)  # noqa: B023
+        assert freshness.now(settings)["cards"] != before["cards"]
     told = dataclasses.replace(card, title="other", citation="other", homepage="x", traps=("y",))
     monkeypatch.setattr(freshness.datasets, "card", lambda name: told)
     assert freshness.now(settings) == before

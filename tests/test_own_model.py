@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fedlib.engine import models
+from fedlib.engine import models, steps
 from fedlib.engine.data import Batch, FederatedDataset
 from fedlib.engine.local import BACKENDS, local_sgd
 from fedlib.engine.model import Model, uniform
@@ -450,3 +450,39 @@ def test_nothing_is_warned_of():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         task_of("attention").evaluate(task_of("attention").init((0,)))
+
+
+# --- rules beside buffers -------------------------------------------------------------------------
+
+
+def normalised():
+    task = Task(Model(with_norm()), FederatedDataset.build(X, Y, [np.arange(24)]), "cross_entropy")
+    rows = torch.arange(24).view(2, 12)
+    return task, task.init((0, 1)), [Batch(rows), Batch(rows.flip(1))]
+
+
+def test_a_rule_moves_no_buffer():
+    """FedProx pulls parameters, not running statistics: those follow the batches alone."""
+    task, theta, batches = normalised()
+    k, extras = task.model.trained, {"anchor": torch.zeros_like(theta)}
+    first = batches[:1]
+    plain = local_sgd(task, theta, first, 0.1)
+    pulled = local_sgd(task, theta, first, 0.1, step=steps.proximal(0.7), extras=extras)
+    assert torch.equal(plain[:, k:], pulled[:, k:]) and not torch.equal(plain[:, k:], theta[:, k:])
+    assert not torch.equal(plain[:, :k], pulled[:, :k])
+
+
+def test_a_gradient_elsewhere_leaves_that_point_as_it_is():
+    task, theta, batches = normalised()
+    anchor = theta.clone()
+    extras = {"anchor": anchor, "full": torch.zeros_like(theta)}
+    local_sgd(task, theta, batches, 0.1, step=steps.svrg(), extras=extras)
+    assert torch.equal(anchor, theta)
+
+
+def test_the_l2_term_of_an_evaluation_leaves_buffers_out():
+    task, theta, _ = normalised()
+    heavy = Task(task.model, task.data, l2=2.0)
+    more = heavy.evaluate(theta)["loss"] - task.evaluate(theta)["loss"]
+    expected = theta[:, : task.model.trained].double().square().sum(1)
+    assert torch.allclose(more, expected, atol=1e-9)

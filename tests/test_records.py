@@ -193,23 +193,34 @@ def test_words_about_an_experiment_make_nothing_stale(tmp_path):
 
 def test_changed_code_that_the_small_run_went_through_is_checked(tmp_path):
     now, before = manifest()["code"], manifest()["code"] | {"Task.grad": "0", "gone": "1"}
-    both = freshness.seen(freshness.seen({}, before), now)
-    for seen, word in (
-        (both, "checked"),
-        (both | {"Task.grad": ["0"]}, "stale"),  # the present code was never run
-        (both | {"Task.grad": [now["Task.grad"]]}, "stale"),  # nor, once, the record's
-        (both | {"gone": []}, "stale"),
+    today = freshness.now(catalogue.settings(PAPER, "fig1", "smoke"))["code"]
+    small = today | {"Task.grad": "0", "gone": "1"}  # what the small run went through then
+    then = freshness.digest(small)
+    noted = freshness.seen(freshness.seen({}, small), today)
+    seen, tables = noted["seen"], noted["tables"]
+    for found, word in (
+        (noted, "checked"),
+        (noted | {"seen": seen | {"Task.grad": ["0"]}}, "stale"),  # the present code was never run
+        (noted | {"seen": seen | {"Task.grad": [now["Task.grad"]]}}, "stale"),  # nor the record's
+        (noted | {"seen": seen | {"gone": []}}, "stale"),
+        (noted | {"tables": tables[:1]}, "stale"),  # both parts, but never all of them together
+        (noted | {"tables": tables[1:]}, "stale"),
         ({}, "stale"),
     ):
-        records.save(tmp_path, FRAME, manifest(profile="smoke") | {"seen": seen})
-        record = stored(tmp_path, code=before)
-        assert record.state.word == word, seen
-    records.save(tmp_path, FRAME, manifest(profile="smoke") | {"seen": both})
-    record = stored(tmp_path, code=before)
+        records.save(tmp_path, FRAME, manifest(profile="smoke") | found)
+        record = stored(tmp_path, code=before, small=then)
+        assert record.state.word == word, found
+    records.save(tmp_path, FRAME, manifest(profile="smoke") | noted)
+    record = stored(tmp_path, code=before, small=then)
     assert record.state.why.startswith("Code has changed (Task.grad, gone)")
     assert "Checked: the code has changed since" in record.provenance()
-    other = stored(tmp_path, code=before, settings=manifest()["settings"] | {"local_steps": 6})
-    assert other.state.word == "stale", "other settings are not excused by a small run"
+    assert stored(tmp_path, code=before).state.word == "stale", "which small run, is not known"
+    other = manifest()["settings"] | {"local_steps": 6}
+    changed = stored(tmp_path, code=before, small=then, settings=other)
+    assert changed.state.word == "stale", "other settings are not excused by a small run"
+    page = tmp_path / PAPER / "fig1.smoke.json"
+    page.write_text(page.read_text().replace('"rows": "', '"rows": "0'))
+    assert stored(tmp_path, code=before, small=then).state.word == "stale", "an edited small run"
 
 
 # --- rows that are not the manifest's -------------------------------------------------------------

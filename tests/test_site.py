@@ -178,6 +178,8 @@ def test_each_card_has_its_own_verdict_checks_and_words(html):
                 if check["outcome"] != claims.NO_RECORD:
                     assert check["measured"] in ours
                 assert check["asked"] in ours
+            for origin in row["origins"]:
+                assert origin[:40] in ours
             assert f"younger than the record. {row['changed'][:20]}" in ours or row["foreseen"]
 
 

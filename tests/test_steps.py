@@ -194,3 +194,23 @@ def test_a_rule_that_returns_something_else_is_refused(rule, came):
     task, theta = problem()
     with pytest.raises(FedlibError, match=f"returned .*{came}.*Expected the rows' next parameters"):
         local_sgd(task, theta, BATCHES, LR, step=rule)
+
+
+CHAINS = {
+    "proximal": (steps.proximal, (0.7,)), "corrected": (steps.corrected, ()),
+    "svrg": (steps.svrg, ()), "momentum": (steps.momentum, (0.9,)),
+    "scheduled": (steps.scheduled, (lambda t: 1.0,)), "masked": (steps.masked, ()),
+    "limited": (steps.limited, ()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_a_rule_hands_on_to_the_next(name):
+    """With clipping behind it no rule moves a row further than the clipped steps reach."""
+    make, arguments = CHAINS[name]
+    task, theta = problem()
+    extras = dict(anchor=ANCHOR.clone(), full=FULL, correction=EXTRA, mask=MASK, steps=WORK)
+    step = make(*arguments, then=steps.clip(0.01))
+    moved = local_sgd(task, theta, BATCHES, LR, step=step, extras=extras) - theta
+    assert (moved.norm(dim=1) <= LR * 0.01 * T + 1e-12).all()
+    assert moved.norm() > 0.001, "and yet they move"

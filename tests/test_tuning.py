@@ -57,7 +57,7 @@ def test_a_grid_does_not_grow_for_ever(monkeypatch):
     monkeypatch.setattr(tuning, "study", lambda kind: valley)
     monkeypatch.setitem(BEST, "slow", 1e-30)
     wide = tuning.grid(Job(SETTINGS, (1001,), progress=False))
-    assert len(wide.frame["at"].unique()) <= tuning.MOST
+    assert len(wide.frame["at"].unique()) == tuning.MOST
     assert not tuning.table(wide.frame).set_index("method").loc["slow", "interior"]
     with pytest.raises(FedlibError, match="'slow'.* lies at the edge"):
         tuning.chosen(wide.frame, dict(runs=[dict(run="slow", lr="tuned")]))
@@ -69,6 +69,14 @@ def test_a_diverged_value_is_never_chosen():
             for s, v in enumerate(values) for t in (1, 3)]  # fmt: skip
     found = tuning.table(pd.DataFrame(rows))
     assert found["at"].tolist() == [1.0] and found["loss"].tolist() == [2.0]
+
+
+def test_the_choice_is_made_on_the_last_third():
+    losses = {0.1: (9, 9, 1), 1.0: (1, 1, 2), 10.0: (5, 5, 5)}
+    rows = [dict(method="a", at=at, seed=1, round=10 * i, metric="loss", split="train", value=v)
+            for at, curve in losses.items() for i, v in enumerate(curve, start=1)]  # fmt: skip
+    found = tuning.table(pd.DataFrame(rows))
+    assert found["at"].tolist() == [0.1] and found["loss"].tolist() == [1.0]
 
 
 def test_tuned_values_take_their_places(wide):
@@ -127,6 +135,11 @@ def test_seeds_of_tuning_and_of_evaluation_are_kept_apart(paper):
         experiments.run("participation", "fig1", "smoke", seeds=[1, 1002], out=paper)
 
 
+def test_tuning_takes_no_seed_of_evaluation(paper):
+    with pytest.raises(FedlibError, match=r"seeds of its own, 1001, .*got \[1, 2\]"):
+        experiments.run("participation", "rates", "smoke", seeds=[1, 2], out=paper)
+
+
 def test_a_study_that_is_not_there_is_named():
     for kind in ("nowhere:f", "fedlib.papers.job:nothing", "fedlib"):
         with pytest.raises(FedlibError, match=f"study '{kind}' cannot be found.*PYTHONPATH"):
@@ -136,7 +149,9 @@ def test_a_study_that_is_not_there_is_named():
 # --- when to look ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rounds, points, cycle", [(15_000, 150, 25), (6000, 60, 5), (1000, 50, 1)])
+@pytest.mark.parametrize(
+    "rounds, points, cycle", [(15_000, 150, 25), (6000, 60, 5), (1000, 50, 1), (3455, 100, 25)]
+)
 def test_looking_out_of_step_meets_every_phase(rounds, points, cycle):
     found = off_cycle(rounds, points, cycle)
     assert found == sorted(set(found)) and found[0] == 0 and found[-1] == rounds
@@ -169,7 +184,7 @@ def test_joined_seeds_are_the_seeds_run_together(tmp_path):
     with pytest.raises(FedlibError, match=r"Seeds \[3\] are in more than one"):
         records.join("participation", "factor", "smoke", [tmp_path / "b", tmp_path / "c"])
     other = records.load("participation", "factor", "smoke", tmp_path / "b")
-    for key in ("settings", "code", "cards", "data"):
+    for key in ("settings", "code", "cards", "data", "fidelity", "tuning"):
         records.save(tmp_path / "e", other.frame, other.manifest | {key: {"x": "y"}})
         with pytest.raises(FedlibError, match=f"other {key} than the one"):
             records.join("participation", "factor", "smoke", [tmp_path / "a", tmp_path / "e"])

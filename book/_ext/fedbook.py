@@ -160,10 +160,10 @@ class ClaimsTable(Facts):
 
     def origin(self, row: dict) -> nodes.container:
         """Return where the verdict comes from: records, what matters and why, how old the rule."""
-        kind = "record" if row["profile"] else "experiment"
-        lines = [f"{kind}{'s' * (', ' in row['record'])}: {row['record']}"]
-        if row["because"]:
-            lines.append(f"smallest difference that matters: {row['because']}")
+        lines = row["origins"] or [f"no record of: {row['record']}"]
+        if row["smallest"]:
+            named = ", ".join(f"{value:g} in {name}" for name, value in row["smallest"].items())
+            lines = [*lines, f"smallest difference that matters: {named}. {row['because']}"]
         if row["profile"] and row["foreseen"]:
             lines.append("The rule is older than the record.")
         elif row["profile"]:

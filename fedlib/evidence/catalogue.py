@@ -42,21 +42,22 @@ def profiles(paper: str, experiment: str) -> Sequence[str]:
     return _table(paper)[experiment].get("only", PROFILES)
 
 
-def command(
-    paper: str, experiment: str, out: str = "data/papers", profile: str | None = None
-) -> str:
+def command(paper: str, experiment: str, out: str | None = None, profile: str | None = None) -> str:
     """Return the command that makes a record.
 
     Parameters
     ----------
     out
-        Folder for the record.
+        Folder for the record; default is that of the paper itself.
     profile
         Default, also where the experiment does not run at it: ``quick`` if it can, else ``paper``.
     """
     can = profiles(paper, experiment)
     if profile not in can:
         profile = "quick" if "quick" in can else can[-1]
+    if out is None:
+        home = paths.paper_folder(paper).parent
+        out = "data/papers" if home == paths.data_folder() / "papers" else str(home)
     return f"fedlib run {paper} {experiment} --profile {profile} --out {out}"
 
 

@@ -1,9 +1,9 @@
 """Claims of the papers, judged from stored records.
 
 A claim is a statement with checks. A check measures one quantity in a record, with an interval
-over seeds, and compares it with what was asked before the record was made. It has three outcomes:
-it *holds*, it is *contradicted*, or it is *undecided*. The verdict follows from the outcomes;
-nobody types it.
+over seeds, and compares it with what is asked. It has three outcomes: it *holds*, it is
+*contradicted*, or it is *undecided*. The verdict follows from the outcomes; nobody types it. A
+record keeps the hash of the rules of its day, so it is known which of the two is older.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import math
 import re
 import tomllib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from scipy import stats
 
 from fedlib import datasets, paths
 from fedlib.errors import FedlibError, unknown
-from fedlib.evidence import records
+from fedlib.evidence import freshness, records
 from fedlib.evidence.freshness import digest
 from fedlib.evidence.records import Record
 
@@ -45,6 +45,7 @@ VERDICTS = (
 KINDS = {"measured": REPRODUCED, "proved": PROVED, "arithmetic": ARITHMETIC}
 FEWEST = 5  # seeds; from fewer there is no verdict on a sign or on sameness
 LOST = 10  # times the loss of guessing: a run that ends above has diverged, finite or not
+LEVEL = 0.95  # of an interval, together over the checks of a claim
 FINAL = 0.1  # the share of a run over which "final" is the mean
 
 
@@ -70,7 +71,7 @@ def _read(path: Path) -> list[dict[str, Any]]:
 
 
 def rules(paper: str, experiment: str | None = None) -> dict[str, str]:
-    """Return a hash of what decides each claim, by id: its checks, without the words.
+    """Return a hash of what decides each claim, by id: its checks without the words, and the code.
 
     Parameters
     ----------
@@ -86,7 +87,9 @@ def rules(paper: str, experiment: str | None = None) -> dict[str, str]:
 
 def _rule(claim: dict[str, Any]) -> str:
     checks = [{k: v for k, v in check.items() if k != "what"} for check in claim.get("check", [])]
-    return digest([claim["kind"], claim.get("smallest", {}), checks])
+    names = sorted({check[key] for check in checks for key in ("asks", "measure")})
+    code = {k: v for n in names for k, v in freshness.code(f"{__name__}:{n}").items()}
+    return digest([claim["kind"], claim.get("smallest", {}), checks, code, FEWEST, LEVEL])
 
 
 # ------------------------------------------------------------------ one quantity, seed by seed
@@ -104,6 +107,8 @@ class Measured:
         How the value is to be read, with ``{}`` for the number.
     ratio
         The values are natural logarithms of ratios, and are shown as ratios.
+    share
+        The values are 0 or 1, and the mean is a share.
     lost
         Words on runs that diverged, or "".
     """
@@ -112,14 +117,18 @@ class Measured:
     high: np.ndarray
     text: str = "{}"
     ratio: bool = False
+    share: bool = False
     lost: str = ""
 
     def interval(self, level: float) -> tuple[float, float]:
         """Return the t-interval of the mean over seeds; a single seed stands for itself.
 
         It is the whole line when some seeds diverged and others did not, and a point at infinity
-        when all did.
+        when all did. Shares have the exact interval of Clopper and Pearson.
         """
+        if self.share:
+            test = stats.binomtest(int(self.low.sum()), len(self.low))
+            return tuple(test.proportion_ci(level, method="exact"))
         ends = []
         for values, sign in ((self.low, -1), (self.high, 1)):
             if len(values) == 1 or (np.isinf(values).all() and len(set(values)) == 1):
@@ -178,7 +187,10 @@ def last(record: Record, run: str, metric: str, split: str, share: float = FINAL
     A run has diverged when a value is not finite, or when its training loss stays above ten times
     that of guessing.
     """
-    values = _late(rows(record, run, metric, split), share).mean(skipna=False)
+    found = rows(record, run, metric, split)
+    if found.groupby("seed")["round"].nunique().nunique() > 1:
+        raise MissingRows(f"Seeds of run '{run}' in {record.path.name} have different rounds.")
+    values = _late(found, share).mean(skipna=False)
     values[~np.isfinite(values)] = np.nan
     ceiling = _ceiling(record)
     if math.isfinite(ceiling):
@@ -196,6 +208,11 @@ def _late(found: pd.DataFrame, share: float) -> pd.DataFrame:
     return late if len(late) else wide.iloc[-1:]
 
 
+def _same_seeds(record: Record, a: pd.Index, b: pd.Index) -> None:
+    if set(a) != set(b):
+        raise MissingRows(f"Two runs of {record.path.name} that are compared differ in seeds.")
+
+
 def _ceiling(record: Record) -> float:
     name = record.manifest.get("settings", {}).get("dataset")
     if name is None or not set(record.frame["metric"]) & {"accuracy", "f1"}:
@@ -211,8 +228,7 @@ def advantage(
     A run that diverged is infinitely worse than one that did not.
     """
     one, other = (last(record, run, metric, split, share) for run in (a, b))
-    if set(one.index) != set(other.index):
-        raise MissingRows(f"Runs '{a}' and '{b}' of {record.path.name} have different seeds.")
+    _same_seeds(record, one.index, other.index)
     other = other.reindex(one.index)
     gain = (other - one) if metric == "loss" else (one - other)
     gain[one.isna() & other.notna()] = -math.inf
@@ -236,10 +252,12 @@ def sooner(
     target
         A loss to fall to, or an accuracy or F1 to rise to.
     """
-    (a_low, a_high), (b_low, b_high) = (
+    one, other = (
         _reached(rows(record, run, metric, split), target, t_comm, metric == "loss")
         for run in (a, b)
     )
+    _same_seeds(record, one.index, other.index)
+    (a_low, a_high), (b_low, b_high) = (t.loc[one.index].to_numpy().T for t in (one, other))
     with np.errstate(divide="ignore", invalid="ignore"):
         low, high = np.log(b_low / a_high), np.log(b_high / a_low)
     never = np.isinf(a_high) & np.isinf(b_high)
@@ -247,9 +265,8 @@ def sooner(
     return Measured(low, np.where(never | np.isnan(high), math.inf, high), "{} times", ratio=True)
 
 
-def _reached(
-    found: pd.DataFrame, target: float, t_comm: float, fall: bool
-) -> tuple[np.ndarray, np.ndarray]:
+def _reached(found: pd.DataFrame, target: float, t_comm: float, fall: bool) -> pd.DataFrame:
+    """Return between which times each seed first reaches the target, ``[seeds, 2]``."""
     wide = found.pivot(index="clock", columns="seed", values="value")
     times = np.asarray(wide.index) * (3 * t_comm / found["Q"].iloc[0] + 1)
     low, high = np.full(wide.shape[1], times[-1]), np.full(wide.shape[1], math.inf)
@@ -257,7 +274,7 @@ def _reached(
         there = np.flatnonzero(values <= target if fall else values >= target)
         if len(there):
             low[j], high[j] = times[max(there[0] - 1, 0)], times[there[0]]
-    return low, high
+    return pd.DataFrame(np.stack([low, high], 1), wide.columns)
 
 
 def final(record: Record, run: str, metric: str, split: str) -> Measured:
@@ -267,10 +284,11 @@ def final(record: Record, run: str, metric: str, split: str) -> Measured:
 
 
 def diverged(record: Record, run: str) -> Measured:
-    """Whether each seed's run diverged, see :func:`last`: the mean is their share."""
+    """The share of seeds whose run diverged, see :func:`last`."""
     values = last(record, run, "loss", "train")
     lost = values.isna().to_numpy()
-    return _exactly(lost, f"{int(lost.sum())} of {len(lost)} seeds")
+    text = f"{int(lost.sum())} of {len(lost)} seeds"
+    return Measured(1.0 * lost, 1.0 * lost, text, share=True)
 
 
 def slope(record: Record, run: str, metric: str, x: str, start: float = 0) -> Measured:
@@ -300,8 +318,12 @@ MEASURES: dict[str, Callable[..., Measured]] = {
 
 
 def better(low: float, high: float, s: float) -> str:
-    """Is it better, by an amount that matters? ``s`` is the smallest that does."""
-    if high < 0 or (-s < low and high < s):
+    """Is it better, and not all within the smallest difference ``s`` that matters?
+
+    An interval that begins between 0 and s supports the sign; how large the difference is, it
+    leaves open.
+    """
+    if high < 0 or (-s <= low and high <= s):
         return CONTRADICTED
     return HOLDS if low > 0 else UNDECIDED
 
@@ -382,9 +404,16 @@ def _named(value: Any, settings: dict[str, Any]) -> Any:
 
 
 def _smallest(claim: dict[str, Any], check: dict[str, Any]) -> float:
-    key = "time" if check["measure"] == "sooner" else check["with"].get("metric")
-    s = claim.get("smallest", {}).get(key, 0.0)
-    return math.log(s) if key == "time" and s else s
+    if check["asks"] == "within":
+        return 0.0
+    key = "time" if check["measure"] == "sooner" else check["with"]["metric"]
+    if key not in claim.get("smallest", {}):
+        raise FedlibError(
+            f"Claim {claim.get('id')} asks whether one run is better or the same by '{key}', and "
+            f"names no smallest difference that matters: smallest = {{ {key} = ... }}."
+        )
+    s = claim["smallest"][key]
+    return math.log(s) if key == "time" else s
 
 
 def _check(paper: str, claim: dict[str, Any], check: dict[str, Any], out: Any) -> Check:
@@ -401,16 +430,18 @@ def _check(paper: str, claim: dict[str, Any], check: dict[str, Any], out: Any) -
         settings = record.manifest.get("settings", {})
         arguments = {key: _named(value, settings) for key, value in check["with"].items()}
         got = MEASURES[check["measure"]](record, **arguments)
-    except (records.MissingRecord, MissingRows):
+    except records.MissingRecord:
         return none
-    level = 1 - 0.05 / len(claim["check"])
+    except MissingRows as error:
+        return replace(none, why=str(error))
+    level = 1 - (1 - LEVEL) / len(claim["check"])
     low, high = got.interval(level)
     if check["asks"] == "within":
         outcome = within(low, high, *check["bounds"])
     else:
         outcome = {"better": better, "same": same}[check["asks"]](low, high, s)
     profile, why = record.manifest["profile"], ""
-    wanted = max(FEWEST, settings.get("seeds", 0)) if claim["kind"] == "measured" else 0
+    wanted = max(FEWEST, settings.get("seeds", 0)) if claim["kind"] != "arithmetic" else 0
     if len(got.low) < wanted:
         outcome, why = UNDECIDED, f"{len(got.low)} seeds are fewer than {wanted}"
     return Check(
@@ -424,7 +455,7 @@ def _full(record: Record) -> bool:
     m = record.manifest
     name = m.get("settings", {}).get("dataset")
     theirs = name is None or not datasets.card(name).stands_in_for
-    return theirs and m["profile"] == "paper" and m.get("fidelity", "none") in ("canonical", "none")
+    return theirs and m["profile"] == "paper" and m.get("fidelity") in ("canonical", "none")
 
 
 # ------------------------------------------------------------------ from outcomes to a verdict
@@ -436,8 +467,11 @@ def verdict(claim: dict[str, Any], checks: list[Check]) -> str:
     All hold: *reproduced*, from the paper's data at the paper's scale; otherwise *at reduced
     scale*; *proved* or *arithmetic* for claims of that kind, which no scale changes. Some hold and
     some are contradicted: *mixed*. Some are contradicted and none holds: *not reproduced*. None is
-    contradicted and some are undecided, or all checks are controls: *undecided*.
+    contradicted and some are undecided, or all checks are controls: *undecided*. A theorem without
+    a check that could come out otherwise is *proved* by its proof alone.
     """
+    if claim["kind"] == "proved" and not any(check.essential for check in checks):
+        return PROVED
     if not checks:
         return NO_DATA
     outcomes = [check.outcome for check in checks if check.essential]
@@ -484,9 +518,11 @@ def judge(paper: str, out: str | Path | None = None) -> list[dict[str, Any]]:
     list of dict
         One a claim: id, where, statement, paper_reports, because, note, changed, kind; verdict;
         ``checks``, a dictionary for each :class:`Check`; ``told``, the counts of outcomes in
-        words; ``record`` and ``profile``; ``foreseen``, whether the rule is older than every
-        record that it was applied to.
+        words; ``record`` and ``profile``; ``origins``, a line for each record; ``foreseen``,
+        whether the rule is older than every record that it was applied to.
     """
+    if out is not None and not Path(out).is_dir():
+        raise FedlibError(f"There is no folder {out} to read records from.")
     judged = []
     for claim in table(paper):
         found = checks(paper, claim["id"], out)
@@ -500,7 +536,12 @@ def judge(paper: str, out: str | Path | None = None) -> list[dict[str, Any]]:
                 "checks": [vars(check) for check in found],
                 "record": ", ".join(dict.fromkeys(c.record for c in found)),
                 "profile": ", ".join(dict.fromkeys(c.profile for c in found if c.profile)),
-                "foreseen": _foreseen(paper, claim, found, out),
+                "smallest": claim.get("smallest", {}),
+                "origins": [record.provenance() for record in _read_from(paper, found, out)],
+                "foreseen": all(
+                    record.manifest.get("rules", {}).get(claim["id"]) == _rule(claim)
+                    for record in _read_from(paper, found, out)
+                ),
             }
         )
     return judged
@@ -519,10 +560,9 @@ def told(checks: list[Check]) -> str:
     return "; ".join(parts)
 
 
-def _foreseen(paper: str, claim: dict[str, Any], found: list[Check], out: Any) -> bool:
-    held = {c.record.rsplit(".", 1)[0]: c.profile for c in found if c.profile}
-    manifests = [records.load(paper, name, profile, out).manifest for name, profile in held.items()]
-    return all(m.get("rules", {}).get(claim["id"]) == _rule(claim) for m in manifests)
+def _read_from(paper: str, found: list[Check], out: Any) -> list[Record]:
+    names = dict.fromkeys(c.record for c in found if c.profile)
+    return [records.load(paper, *name.rsplit(".", 1), out) for name in names]
 
 
 def count(rows: list[dict[str, Any]]) -> dict[str, int]:

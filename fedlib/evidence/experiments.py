@@ -18,7 +18,7 @@ import fedlib
 from fedlib import datasets
 from fedlib.errors import FedlibError, unknown
 from fedlib.evidence import claims, freshness, records, tuning
-from fedlib.evidence.catalogue import settings
+from fedlib.evidence.catalogue import profiles, settings
 from fedlib.evidence.records import Record
 from fedlib.papers.job import Job, run_seeds
 
@@ -79,6 +79,7 @@ def run(
     present = freshness.now(s)
     mark = freshness.digest([repr((s, chosen, place, tuned)), present["code"], present["cards"]])
     folder = home / f".{experiment}.{profile}.{mark}"
+    rules = _rules(paper, experiment, profile, chosen, out)
     about, began = provenance(place), time.perf_counter()
     used = tuning.apply(s, tuned["chosen"]) if tuned else s
     outcome = tuning.study(s["kind"])(Job(used, chosen, place, folder, progress))
@@ -92,7 +93,8 @@ def run(
         "data": outcome.hashes,
         "fidelity": _fidelity(s["dataset"]) if outcome.hashes else "none",
         "diverged": outcome.diverged,
-        "rules": claims.rules(paper, experiment) if paper in claims.papers() else {},
+        "rules": rules,
+        "small": _small(paper, experiment),
         **({"tuning": tuned} if tuned else {}),
         **present,
         **about,
@@ -104,18 +106,46 @@ def run(
 
 def _seeds(s: dict[str, Any], seeds: int | Sequence[int] | None) -> tuple[int, ...]:
     """Return the seeds to run, which are those of tuning for a tuning experiment and no other."""
-    tunes = "tunes" in s
-    default = tuning.SEEDS[: s["seeds"]] if tunes else s["seeds"]
-    chosen = run_seeds(default if seeds is None else seeds)
+    tunes, asked = "tunes" in s, s["seeds"] if seeds is None else seeds
+    if tunes and isinstance(asked, int):
+        asked = tuning.SEEDS[:asked]
+    chosen = run_seeds(asked)
     if not chosen or len(set(chosen)) < len(chosen) or min(chosen) < 0:
         raise FedlibError(
             f"Seeds must be different non-negative integers, at least one; got {list(chosen)}."
         )
+    kept = ", ".join(map(str, tuning.SEEDS))
     if set(chosen) & set(tuning.SEEDS) and not tunes:
-        raise FedlibError(
-            f"Seeds {', '.join(map(str, tuning.SEEDS))} are kept for tuning. Choose others."
-        )
+        raise FedlibError(f"Seeds {kept} are kept for tuning. Choose others.")
+    if tunes and set(chosen) - set(tuning.SEEDS):
+        raise FedlibError(f"Tuning has seeds of its own, {kept}; got {list(chosen)}.")
     return chosen
+
+
+def _rules(
+    paper: str, experiment: str, profile: str, seeds: Sequence[int], out: str | Path
+) -> dict[str, str]:
+    """Return the hashes of the rules that are older than the record about to be made.
+
+    Making a record again with some of its seeds makes no rule older than it was.
+    """
+    now = claims.rules(paper, experiment) if paper in claims.papers() else {}
+    for place in (out, None):
+        try:
+            before = records.load(paper, experiment, profile, place).manifest
+        except FedlibError:
+            continue
+        if set(before["seeds"]) & set(seeds):
+            then = before.get("rules", {})
+            now = {name: rule for name, rule in now.items() if then.get(name) == rule}
+    return now
+
+
+def _small(paper: str, experiment: str) -> str | None:
+    """Return a hash of the code of the experiment's smoke run, None where there is none."""
+    if "smoke" not in profiles(paper, experiment):
+        return None
+    return freshness.digest(freshness.now(settings(paper, experiment, "smoke"))["code"])
 
 
 def _tuning(paper: str, s: dict[str, Any], profile: str, out: str | Path) -> dict[str, Any]:
@@ -176,7 +206,7 @@ def check(paper: str, experiment: str, out: str | Path, progress: bool = True) -
         held is None
         or freshness.judge(held.manifest | {"code": new["code"]}, present).word != "fresh"
     ):
-        records.save(None, made.frame, new | {"seen": freshness.seen({}, new["code"])})
+        records.save(None, made.frame, new | freshness.seen({}, new["code"]))
         return ""
     old = held.manifest
     alike = (old["instructions"], old["versions"]["torch"]) == (
@@ -184,9 +214,9 @@ def check(paper: str, experiment: str, out: str | Path, progress: bool = True) -
     )  # fmt: skip
     if found := records.differences(held.frame, made.frame, alike):
         return found
-    seen = freshness.seen(old["seen"], new["code"])
-    if seen != old["seen"]:
-        records.save(None, held.frame, old | {"seen": seen})
+    noted = old | freshness.seen(old, new["code"])
+    if noted != old:
+        records.save(None, held.frame, noted)
     return ""
 
 

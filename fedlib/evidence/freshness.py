@@ -150,19 +150,22 @@ def _named(value: Any, key: str) -> Iterator[str]:
 def judge(
     manifest: Mapping[str, Any],
     settings: Mapping[str, Any] | None,
-    small: Mapping[str, list[str]] | None = None,
+    small: Mapping[str, Any] | None = None,
+    small_settings: Mapping[str, Any] | None = None,
 ) -> State:
     """Say whether a record is fresh, checked or stale.
 
     Parameters
     ----------
     manifest
-        The record's: settings, code, cards.
+        The record's: settings, code, cards, and ``small``, a hash of the code that the smoke run
+        of the same experiment went through on that day.
     settings
         The experiment's present settings at that profile; None when there is none any more.
     small
-        ``{definition: [hash, ...]}``: all code under which the stored smoke run of the same
-        experiment gave the same numbers; None without one.
+        The manifest of the stored smoke run, with what :func:`seen` notes; None without one.
+    small_settings
+        The experiment's present settings at the profile ``smoke``.
     """
     if settings is None:
         return State("stale", "The experiment is no longer defined at this profile.")
@@ -172,14 +175,13 @@ def judge(
         return State("stale", f"Settings have changed: {', '.join(keys)}.")
     present = now(settings)
     if manifest["cards"] != present["cards"]:
-        return State(
-            "stale", "A data card has changed: " + ", ".join(sorted(present["cards"])) + "."
-        )
+        names = ", ".join(sorted(present["cards"]))
+        return State("stale", f"A data card has changed: {names}.")
     held, code = manifest["code"], present["code"]
     changed = sorted({name for name, _ in held.items() ^ code.items()})
     if not changed:
         return State("fresh")
-    table = small or {}
+    table = small["seen"] if small else {}
     unseen = [
         name
         for name in changed
@@ -187,16 +189,26 @@ def judge(
     ]
     if unseen:
         return State("stale", f"Code has changed: {_few(unseen)}.")
+    days = {manifest.get("small"), digest(now(small_settings)["code"])}
+    if not days <= set(small["tables"]):
+        return State("stale", f"Code has changed: {_few(changed)}; no small run of that day.")
     return State("checked", f"Code has changed ({_few(changed)}); the small run gives the same.")
 
 
-def seen(before: Mapping[str, list[str]], code: Code) -> dict[str, list[str]]:
-    """Add a code table to those under which a small run gave the same numbers."""
-    table = {name: list(hashes) for name, hashes in before.items()}
+def seen(small: Mapping[str, Any], code: Code) -> dict[str, Any]:
+    """Note in a smoke run's manifest that a code table gives the same numbers.
+
+    Returns
+    -------
+    dict
+        ``seen``, ``{definition: [hash, ...]}``, and ``tables``, the hash of every whole table.
+    """
+    table = {name: list(hashes) for name, hashes in small.get("seen", {}).items()}
     for name, found in code.items():
         if found not in table.setdefault(name, []):
             table[name].append(found)
-    return table
+    tables = small.get("tables", [])
+    return {"seen": table, "tables": [*tables, *({digest(code)} - set(tables))]}
 
 
 def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:

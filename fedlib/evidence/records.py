@@ -64,8 +64,13 @@ class Record:
             there = self.path.with_name(f"{tuned['record']}.json")
             if not there.exists() or json.loads(there.read_text())["rows"] != tuned["rows"]:
                 return State("stale", f"Tuning has changed: {tuned['record']}.")
-        small = self.path.with_name(f"{m['experiment']}.smoke.json")
-        return judge(m, now, json.loads(small.read_text()).get("seen") if small.exists() else None)
+        rows = self.path.with_name(f"{m['experiment']}.smoke.csv.gz")
+        try:
+            small = _stored(rows, (m["paper"], m["experiment"], "smoke")).manifest
+            smoke = catalogue.settings(m["paper"], m["experiment"], "smoke")
+        except FedlibError:
+            return judge(m, now)
+        return judge(m, now, small if "seen" in small else None, smoke)
 
     def provenance(self) -> str:
         """Return two lines for readers: profile, data, seeds, staleness; date, commit, device."""
@@ -182,14 +187,22 @@ def load(
     wanted = largest if profile in ("largest", "replay") else (profile,)
     for name in wanted:
         path = folder(paper, out) / f"{experiment}.{name}.csv.gz"
-        page = path.with_name(f"{experiment}.{name}.json")
-        if path.exists() and page.exists():
-            stamp = (path.stat().st_mtime_ns, page.stat().st_mtime_ns)
-            return _read(path, page, (paper, experiment, name), stamp)
+        try:
+            return _stored(path, (paper, experiment, name))
+        except MissingRecord:
+            continue
     raise MissingRecord(
         f"There is no stored record of {paper} {experiment}. To make one:\n"
         f"  {catalogue.command(paper, experiment, profile=profile)}"
     )
+
+
+def _stored(path: Path, names: tuple[str, ...]) -> Record:
+    """Return the record whose rows are in a file."""
+    page = path.with_name(path.name.replace(".csv.gz", ".json"))
+    if not (path.exists() and page.exists()):
+        raise MissingRecord(f"There is no {path}.")
+    return _read(path, page, names, (path.stat().st_mtime_ns, page.stat().st_mtime_ns))
 
 
 @functools.lru_cache(maxsize=64)
@@ -292,8 +305,11 @@ def join(
     rules = [set(m.get("rules", {}).items()) for m in every]
     several = {key: " and ".join(dict.fromkeys(m[key] for m in every))
                for key in ("commit", "device", "instructions")}  # fmt: skip
+    versions = {key: " and ".join(dict.fromkeys(m["versions"].get(key, "?") for m in every))
+                for key in first["versions"]}  # fmt: skip
     manifest = first | several | {
-        "seeds": sorted(seeds), "diverged": diverged, "rules": dict(set.intersection(*rules)),
+        "seeds": sorted(seeds), "diverged": diverged, "versions": versions,
+        "rules": dict(set.intersection(*rules)),
         "wall_seconds": round(sum(m["wall_seconds"] for m in every), 1),
         "date": max(m["date"] for m in every), "joined": [m["rows"] for m in every],
     }  # fmt: skip
