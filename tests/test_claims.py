@@ -525,6 +525,15 @@ def test_without_records_there_is_no_verdict(tmp_path):
         assert {check["measured"] for check in row["checks"]} == {claims.NO_RECORD}
 
 
+def test_runs_are_named_by_role():
+    settings = dict(clients_grid=[20, 10, 50], Q=5)
+    assert claims._named("Q={Q}, K={clients_grid.smallest}", settings) == "Q=5, K=10"
+    assert claims._named("K={clients_grid.largest}", settings) == "K=50"
+    assert claims._named(0.5, settings) == 0.5
+    with pytest.raises(FedlibError, match="run 'clients_gird'. Did you mean 'clients_grid'"):
+        claims._named("K={clients_gird.largest}", settings)
+
+
 def test_unknown_names_list_the_valid_ones():
     with pytest.raises(FedlibError, match=r"Did you mean 'participation'\?"):
         claims.judge("participaton")

@@ -397,6 +397,8 @@ def _named(value: Any, settings: dict[str, Any]) -> Any:
 
     def role(match: re.Match) -> str:
         key, which = match.group(1), match.group(2)
+        if key not in settings:
+            raise unknown("setting in the name of a run", key, settings)
         held = settings[key]
         return str({"smallest": min, "largest": max}[which](held) if which else held)
 
