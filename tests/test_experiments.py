@@ -34,6 +34,7 @@ MANIFEST = {
         "instructions",
         "rows",
         "rules",
+        "small",
     ),
 }
 

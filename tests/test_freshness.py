@@ -245,7 +245,8 @@ def test_what_the_hash_leaves_out_changes_no_number(tmp_path):
     shutil.copytree(PACKAGE, tmp_path / "fedlib", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(PACKAGE.parent / "data", tmp_path / "data")
     removed = 0
-    for path in (tmp_path / "fedlib").rglob("*.py"):
+    computing = ("engine", "population", "papers", "datasets")
+    for path in (p for name in computing for p in (tmp_path / "fedlib" / name).rglob("*.py")):
         before = path.read_text()
         lean = Typed().visit(ast.parse(before))
         for node in ast.walk(lean):
