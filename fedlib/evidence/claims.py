@@ -518,7 +518,8 @@ def judge(paper: str, out: str | Path | None = None) -> list[dict[str, Any]]:
     Returns
     -------
     list of dict
-        One a claim: id, where, statement, paper_reports, because, note, changed, kind; verdict;
+        One a claim: id, where, statement, kind, paper_reports, smallest, because, note, changed;
+        ``verdict``;
         ``checks``, a dictionary for each :class:`Check`; ``told``, the counts of outcomes in
         words; ``record`` and ``profile``; ``origins``, a line for each record; ``foreseen``,
         whether the rule is older than every record that it was applied to.
@@ -528,6 +529,7 @@ def judge(paper: str, out: str | Path | None = None) -> list[dict[str, Any]]:
     judged = []
     for claim in table(paper):
         found = checks(paper, claim["id"], out)
+        held, rule = _read_from(paper, found, out), _rule(claim)
         words = {k: claim.get(k, "") for k in ("paper_reports", "because", "note", "changed")}
         judged.append(
             {
@@ -539,11 +541,8 @@ def judge(paper: str, out: str | Path | None = None) -> list[dict[str, Any]]:
                 "record": ", ".join(dict.fromkeys(c.record for c in found)),
                 "profile": ", ".join(dict.fromkeys(c.profile for c in found if c.profile)),
                 "smallest": claim.get("smallest", {}),
-                "origins": [record.provenance() for record in _read_from(paper, found, out)],
-                "foreseen": all(
-                    record.manifest.get("rules", {}).get(claim["id"]) == _rule(claim)
-                    for record in _read_from(paper, found, out)
-                ),
+                "origins": [record.provenance() for record in held],
+                "foreseen": all(r.manifest.get("rules", {}).get(claim["id"]) == rule for r in held),
             }
         )
     return judged

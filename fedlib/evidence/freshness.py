@@ -387,18 +387,18 @@ class _Plain(_Lean):
         return None
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
-        place = self.place(node)
-        if place and place.name:
-            self.asked.append(place)
-            return ast.Name(place.name, node.ctx)
-        return node
+        return self._definition(node) or node
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        return self._definition(node) or self.generic_visit(node)
+
+    def _definition(self, node: ast.Name | ast.Attribute) -> ast.AST | None:
+        """Return the plain name of a definition and note it; None for anything else."""
         place = self.place(node)
-        if place and place.name:
-            self.asked.append(place)
-            return ast.Name(place.name, node.ctx)
-        return self.generic_visit(node)
+        if place is None or not place.name:
+            return None
+        self.asked.append(place)
+        return ast.Name(place.name, node.ctx)
 
     def visit_Import(self, node: ast.Import) -> None:
         return None
