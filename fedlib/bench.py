@@ -20,13 +20,14 @@ from torch.utils.flop_counter import FlopCounterMode
 from fedlib.datasets import partition
 from fedlib.engine import models
 from fedlib.engine.data import Batch, FederatedDataset
+from fedlib.engine.draws import draw_one
 from fedlib.engine.local import BACKENDS, local_sgd
 from fedlib.engine.losses import LOSSES
 from fedlib.engine.rng import stream
 from fedlib.engine.tasks import Task
 from fedlib.errors import unknown
 from fedlib.evidence import experiments, records
-from fedlib.papers.tiers.algorithm import TDCD, Cohort, draw_ids
+from fedlib.papers.tiers.algorithm import TDCD, Cohort
 from fedlib.papers.tiers.task import TieredTask
 from fedlib.paths import data_folder
 
@@ -166,8 +167,8 @@ TIERS = {  # name: model of a silo's features, feature shape, silos, clients, B,
 
 def tiers_loop(task: TieredTask, algorithm: TDCD, x: torch.Tensor) -> Callable[[], torch.Tensor]:
     """Return a round of TDCD, client by client: one module and one optimizer for each."""
-    ids = draw_ids((0,), 0, len(task.y), algorithm.batch_size)
-    silos = [Cohort.of(task, j, ids, x) for j in range(task.N)]
+    drawn = draw_one(algorithm, algorithm.init(task, (0,)), task)
+    silos = [Cohort.of(task, j, drawn, x) for j in range(task.N)]
     sets = [
         [copy.deepcopy(task.models[s.j].module).to_empty(device="cpu") for _ in s.theta]
         for s in silos
@@ -175,7 +176,7 @@ def tiers_loop(task: TieredTask, algorithm: TDCD, x: torch.Tensor) -> Callable[[
     rows = [[r[w > 0] for r, w in zip(s.batch.rows, s.batch.weight, strict=True)] for s in silos]
 
     def work() -> torch.Tensor:
-        phi = torch.zeros(len(silos), len(ids[0]), task.widths[0])
+        phi = torch.zeros(len(silos), algorithm.batch_size, task.widths[0])
         for silo, modules, parts in zip(silos, sets, rows, strict=True):
             for module, part in zip(modules, parts, strict=True):
                 vector_to_parameters(x[0, task.columns[silo.j]].clone(), module.parameters())

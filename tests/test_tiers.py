@@ -6,11 +6,12 @@ import torch
 
 from fedlib import bench
 from fedlib.datasets import partition
+from fedlib.engine.draws import upload
 from fedlib.engine.models import Model, linear, mlp
 from fedlib.engine.simulation import simulate
 from fedlib.errors import FedlibError
 from fedlib.papers.tiers import LabelPrivateTDCD, ledger
-from fedlib.papers.tiers.algorithm import TDCD, Cohort, draw_ids
+from fedlib.papers.tiers.algorithm import TDCD, Cohort, Drawn, draw_ids
 from fedlib.papers.tiers.task import TieredTask
 
 M, D = 24, 6
@@ -108,7 +109,8 @@ def test_04_one_silo_is_local_sgd_with_a_frozen_batch():
     for t in range(2):
         x = torch.stack([sgd(task, x, torch.from_numpy(p), 0.3, 4) for p in task.rows[0]]).mean(0)
         assert torch.allclose(path[t + 1], x, atol=1e-12)
-    silo = Cohort.of(task, 0, torch.arange(M).view(1, -1), path[0])
+    (drawn,) = upload([Drawn.of(task, torch.arange(M).view(1, -1))], "cpu")
+    silo = Cohort.of(task, 0, drawn, path[0])
     assert (silo.union(silo.embed(task)) - task.predict(path[0], task.x)[0]).abs().max() < 1e-12
 
 

@@ -1,5 +1,6 @@
 """Asynchronous hubs: what must hold exactly, in float64."""
 
+import copy
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
@@ -205,7 +206,7 @@ def test_same_seed_same_path_and_runs_do_not_disturb_each_other():
 def test_a_state_resumes_on_the_same_path_and_is_never_changed(tick):
     task, law = network(), AsyncTDCD(0.3, 3, 8, **RANDOM, tick=tick)
     middle, _, _ = run(law, task, 4)
-    kept = middle.copy()
+    kept = copy.deepcopy(middle)
     end, _, _ = run(law, task, 8)
     for _ in range(2):
         resumed, _, _ = run(law, task, 4, state=middle)

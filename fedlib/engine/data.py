@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedlib.engine.rng import stream
+from fedlib.engine.draws import upload
+from fedlib.engine.rng import GOLDEN, scrambled, stream
 from fedlib.errors import FedlibError
 
 
@@ -30,25 +32,66 @@ class Batch:
         ``[copies, 3]`` (vertical shift, horizontal shift, flip) for image augmentation, one
         crop and one flip shared by a batch, or None.
     visits
-        ``(seed, client, number)`` of each copy, the number counting the client's minibatches:
+        ``[copies, 3]``: the seed, the client and a number that counts the client's minibatches;
         what dropout draws from. None where nobody says; dropout then refuses.
+    padded
+        Whether weights are zero somewhere; None lets who needs it look.
     """
 
     rows: Tensor
     weight: Tensor | None = None
     jitter: Tensor | None = None
-    visits: Sequence[tuple[int, int, int]] | None = None
+    visits: Tensor | Sequence[tuple[int, int, int]] | None = None
+    padded: bool | None = None
 
     def keys(self) -> Tensor:
-        """Return the key of each copy's dropout, ``[copies]``, from the stream ``"dropout"``."""
+        """Return the key of each copy's dropout, ``[copies]``, a scrambling of its visit."""
         if self.visits is None:
             raise FedlibError(
                 "This model has dropout, and the batch does not say whose it is. Draw batches with "
                 "next_batches, or give visits, a (seed, client, number) a copy. Exact gradients "
                 "do not exist with dropout."
             )
-        drawn = [stream(seed, "dropout", *keys).integers(2**63) for seed, *keys in self.visits]
-        return torch.tensor(drawn, device=self.rows.device)
+        seed, client, number = torch.as_tensor(self.visits, device=self.rows.device).unbind(1)
+        key = scrambled(seed + GOLDEN)
+        for part in (client, number):
+            key = scrambled(key + part + GOLDEN)
+        return key
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The batches of several steps, drawn on the host and not yet on any device.
+
+    Attributes
+    ----------
+    rows
+        ``[steps, copies, B]``, or ``[copies, B]`` where all steps read the same.
+    weight
+        As in :class:`Batch`, the same in all steps.
+    jitter
+        ``[steps, copies, 3]`` or None.
+    visits
+        ``[steps, copies, 3]``.
+    padded
+        As in :class:`Batch`.
+    """
+
+    rows: np.ndarray
+    weight: np.ndarray | None
+    jitter: np.ndarray | None
+    visits: np.ndarray
+    padded: bool
+
+    def batches(self, dtype: torch.dtype) -> list[Batch]:
+        """Return a batch for each step, once the arrays are tensors; weights in some type."""
+        weight = None if self.weight is None else self.weight.to(dtype)
+        each = [self.rows] * len(self.visits) if self.rows.dim() == 2 else self.rows
+        jitter = [None] * len(self.visits) if self.jitter is None else self.jitter
+        return [
+            Batch(rows, weight, shake, visits, self.padded)
+            for rows, shake, visits in zip(each, jitter, self.visits, strict=True)
+        ]
 
 
 @functools.lru_cache(maxsize=200_000)
@@ -165,26 +208,31 @@ class FederatedDataset:
         list of Batch, numpy.ndarray
             ``steps`` batches for ``R * S`` copies, and the new cursor.
         """
-        chosen, cursor = clients.cpu().numpy(), cursor.copy()
-        start = np.empty(chosen.shape, dtype=np.int64)
-        for visit, n in np.ndenumerate(chosen):
+        reading, cursor = self.read(seeds, np.asarray(clients.cpu()), cursor, steps, batch_size)
+        return upload([reading], self.x.device)[0].batches(self.dtype), cursor
+
+    def read(
+        self,
+        seeds: Sequence[int],
+        clients: np.ndarray,
+        cursor: np.ndarray,
+        steps: int,
+        batch_size: int | None,
+    ) -> tuple[Reading, np.ndarray]:
+        """Draw what :meth:`next_batches` returns, on the host."""
+        cursor, start = cursor.copy(), np.empty(clients.shape, dtype=np.int64)
+        for visit, n in np.ndenumerate(clients):
             start[visit] = cursor[visit[0], n]
             cursor[visit[0], n] += steps
-        visits = [(int(seeds[r]), int(n), int(start[r, s])) for (r, s), n in np.ndenumerate(chosen)]
+        whose = np.broadcast_arrays(np.array(seeds)[:, None], clients, start)
+        first = np.stack(whose, 2).reshape(-1, 3)
+        visits = first + np.arange(steps)[:, None, None] * (0, 0, 1)  # [steps, copies, 3]
+        jitter = np.array([_jitter(step) for step in visits]) if self.augment else None
         if batch_size is None:
-            full = self.full_batch(clients.reshape(-1))
-            batches = [full] * steps
-        else:
-            rows = np.stack([self._walk(*visit, steps, batch_size) for visit in visits])
-            batches = [Batch(row) for row in torch.from_numpy(rows).to(self.x.device).unbind(1)]
-        return [
-            replace(
-                batch,
-                jitter=_jitter(visits, i) if self.augment else None,
-                visits=[(seed, n, k + i) for seed, n, k in visits],
-            )
-            for i, batch in enumerate(batches)
-        ], cursor
+            rows, weight = self._full(clients.ravel())
+            return Reading(rows, weight, jitter, visits, bool((weight == 0).any())), cursor
+        each = [self._walk(*visit, steps, batch_size) for visit in first.tolist()]
+        return Reading(np.stack(each, 1), None, jitter, visits, False), cursor
 
     def _walk(self, seed: int, client: int, start: int, steps: int, batch_size: int) -> np.ndarray:
         """Return rows ``[steps, batch_size]`` of a client, ``start`` minibatches into its walk."""
@@ -207,14 +255,29 @@ class FederatedDataset:
         chosen = (
             np.arange(self.N) if clients is None else np.asarray(torch.as_tensor(clients).cpu())
         )
-        longest = int(self.sizes[chosen].max())
-        rows = np.zeros((len(chosen), longest), dtype=np.int64)
-        weight = np.zeros((len(chosen), longest))
-        for i, n in enumerate(chosen):
-            rows[i, : self.sizes[n]] = self.parts[n]
-            weight[i, : self.sizes[n]] = 1 / self.sizes[n]
-        device, dtype = self.x.device, self.x.dtype if self.x.is_floating_point() else torch.double
-        return Batch(torch.from_numpy(rows).to(device), torch.from_numpy(weight).to(device, dtype))
+        rows, weight = (torch.from_numpy(part).to(self.x.device) for part in self._full(chosen))
+        return Batch(rows, weight.to(self.dtype))
+
+    def _full(self, clients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return all rows of every given client and their weights, both ``[copies, longest]``."""
+        sizes = self.sizes[clients]
+        held = np.arange(sizes.max()) < sizes[:, None]
+        rows = np.zeros(held.shape, dtype=np.int64)
+        rows[held] = np.concatenate([self.parts[n] for n in clients])
+        return rows, held / sizes[:, None]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the features, or float64 where they are whole numbers."""
+        return self.x.dtype if self.x.is_floating_point() else torch.double
+
+    def to(self, device: str | torch.device) -> FederatedDataset:
+        """Return the same data on a device."""
+        moved = copy.copy(self)
+        for name in ("x", "y", "test_x", "test_y"):
+            held = getattr(self, name)
+            setattr(moved, name, None if held is None else held.to(device))
+        return moved
 
 
 def _checked_parts(parts: Sequence[np.ndarray], rows: int) -> list[np.ndarray]:
@@ -266,10 +329,10 @@ def _numbers(values: Any, device: Any, what: str) -> Tensor:
         ) from error
 
 
-def _jitter(visits: list[tuple[int, int, int]], step: int) -> Tensor:
-    """Draw (down, right, flip) once a visited client and step."""
+def _jitter(visits: np.ndarray) -> np.ndarray:
+    """Draw (down, right, flip) once a visit, ``[copies, 3]``."""
     draws = [
-        stream(seed, "augment", client, start + step).integers(0, (9, 9, 2))
-        for seed, client, start in visits
+        stream(seed, "augment", client, number).integers(0, (9, 9, 2))
+        for seed, client, number in visits.tolist()
     ]
-    return torch.from_numpy(np.stack(draws))
+    return np.stack(draws)

@@ -4,7 +4,8 @@ Copies never interact, so the rows of ``theta`` may be cut into pieces and the p
 any order. The backends differ in the cut, and in who computes a piece:
 
 - ``loop``: one copy after the other;
-- ``batched``: all copies together, as far as memory goes; the choice on a GPU;
+- ``batched``: all copies together, as far as memory goes;
+- ``recorded``: the same, its launches recorded once and replayed; the choice on a GPU;
 - ``threads``: pieces that fit a core's cache, each computed by one core, side by side on as many
   cores as ``torch.get_num_threads()`` says; the choice on a CPU. The cut does not depend on the
   number of cores, and neither do the results.
@@ -15,18 +16,20 @@ What a copy does with its gradient is a rule of :mod:`fedlib.engine.steps`; plai
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from fedlib.engine.cores import side_by_side
+from fedlib.engine.cost import check_room, count, room
 from fedlib.engine.data import Batch
+from fedlib.engine.recording import replayed
 from fedlib.engine.steps import Now, Step
 from fedlib.engine.tasks import Task
 from fedlib.errors import FedlibError, unknown
 
-BACKENDS = ("loop", "batched", "threads")
+BACKENDS = ("loop", "batched", "recorded", "threads")
 CACHED = 2**19  # floats of parameters and samples that a core works on at a time, 2 MB
 HELD = 64_000_000  # the same for all copies together, 256 MB
 
@@ -56,8 +59,9 @@ def local_sgd(
     copies
         At most this many copies in a piece, which bounds the memory; 0 lets the backend choose.
     backend
-        ``"loop"``, ``"batched"`` or ``"threads"``; None takes ``"threads"`` on a CPU and
-        ``"batched"`` elsewhere.
+        ``"loop"``, ``"batched"``, ``"recorded"`` or ``"threads"``; None takes ``"threads"`` on a
+        CPU and ``"recorded"`` elsewhere. Only steps of a lasting task, all copies in one piece,
+        without a rule of their own, are recorded; others run as ``"batched"``.
     step
         The local rule, see :mod:`fedlib.engine.steps`; None is plain SGD.
     extras
@@ -71,15 +75,16 @@ def local_sgd(
     Raises
     ------
     FedlibError
-        For an unknown backend, ``"threads"`` away from the CPU, or rates, extras or a rule's
-        result of another shape.
+        For an unknown backend, ``"threads"`` away from the CPU, more copies than memory holds, or
+        rates, extras or a rule's result of another shape.
     """
     on_cpu = theta.device.type == "cpu"
-    backend = backend or ("threads" if on_cpu else "batched")
+    backend = backend or ("threads" if on_cpu else "recorded")
     if backend not in BACKENDS:
         raise unknown("backend", backend, BACKENDS)
     if backend == "threads" and not on_cpu:
         raise FedlibError(f"'threads' is for the CPU; on {theta.device} use 'batched'.")
+    check_room(*theta.shape, 1, theta)
     theta, out = theta.detach(), torch.empty_like(theta)
     each_own = isinstance(lr, Tensor) and lr.dim() > 0
     lr = lr.to(theta).flatten() if each_own else float(lr)
@@ -87,6 +92,7 @@ def local_sgd(
         raise FedlibError(f"{len(lr)} rates for {len(theta)} copies. Give one number, or one each.")
     extras = _checked(extras, len(theta))
     descend = _descend_dense if _is_dense(task) else _descend
+    lasts = hasattr(task, "recordings") and all(_on_device(batch) for batch in batches)
 
     def work(rows: slice) -> None:
         piece, rate = theta[rows].clone(), lr[rows] if each_own else lr
@@ -98,13 +104,36 @@ def local_sgd(
             piece = _follow(step, held, task, piece, own, rate)
         out[rows] = piece
 
-    pieces = _cut(len(theta), copies or _copies_at_once(task, batches, backend))
+    pieces = _cut(len(theta), copies or _copies_at_once(task, theta, batches, backend))
+    if backend == "recorded" and step is None and lasts and len(pieces) == 1 and batches:
+        return _recorded(task, descend, theta, batches, lr)
     if backend == "threads":
         side_by_side(work, pieces)
     else:
         for rows in pieces:
             work(rows)
     return out
+
+
+def _recorded(
+    task: Task, descend: Callable, theta: Tensor, batches: Sequence[Batch], lr: float | Tensor
+) -> Tensor:
+    """Take the steps of all copies by replaying them; see :mod:`fedlib.engine.recording`."""
+    parts = [[b.rows, b.weight, b.jitter, b.visits] for b in batches]
+    tensors = {id(t): t for t in (theta, lr, *sum(parts, [])) if isinstance(t, Tensor)}
+    where = {key: i for i, key in enumerate(tensors)}
+    plan = [[where.get(id(t)) for t in part] for part in parts]
+    padded = [b.padded for b in batches]
+
+    def work(*inputs: Tensor) -> Tensor:
+        held = [[None if i is None else inputs[i] for i in part] for part in plan]
+        piece, rate = inputs[0].clone(), inputs[1] if isinstance(lr, Tensor) else lr
+        descend(task, piece, [Batch(*p, full) for p, full in zip(held, padded, strict=True)], rate)
+        return piece
+
+    fixed = (task.data, task.loss_name, task.l2, None if isinstance(lr, Tensor) else lr)
+    key = (*fixed, repr(plan), repr(padded))
+    return replayed(task.recordings, key, work, list(tensors.values()))
 
 
 def _descend(task: Task, theta: Tensor, batches: list[Batch], rate: float | Tensor) -> None:
@@ -115,15 +144,18 @@ def _descend(task: Task, theta: Tensor, batches: list[Batch], rate: float | Tens
     """
     views = task.model.views(theta)
     leaves = {name: views[name].detach().requires_grad_() for name in task.model.shapes}
-    stretches = [] if isinstance(rate, float) else _stretches(rate)
+    many = isinstance(rate, Tensor)
+    stretches = _stretches(rate) if many and theta.device.type == "cpu" else []
     for batch in batches:
         gradients = _gradients(task, views | leaves, leaves, batch)
         for name, gradient in zip(leaves, gradients, strict=True):
             view = views[name]
             if task.l2:
                 gradient = gradient + task.l2 * view
-            if isinstance(rate, float):
+            if not many:
                 view.sub_(gradient, alpha=rate)
+            elif not stretches:  # a device's numbers are not read on the host
+                view.sub_(gradient * rate.view(-1, *[1] * (view.dim() - 1)))
             for rows, own in stretches:
                 view[rows].sub_(gradient[rows], alpha=own)
 
@@ -242,9 +274,15 @@ def _checked(extras: Mapping[str, Tensor] | None, copies: int) -> dict[str, Tens
     return {name: value.detach() for name, value in (extras or {}).items()}
 
 
+def _on_device(batch: Batch) -> bool:
+    """Say whether all that a batch holds are tensors, which a recording can be given anew."""
+    return batch.visits is None or isinstance(batch.visits, Tensor)
+
+
 def _rows(batch: Batch, rows: slice) -> Batch:
     pick = lambda t: None if t is None else t[rows]  # noqa: E731
-    return Batch(batch.rows[rows], *map(pick, (batch.weight, batch.jitter, batch.visits)))
+    parts = map(pick, (batch.weight, batch.jitter, batch.visits))
+    return Batch(batch.rows[rows], *parts, batch.padded)
 
 
 def _cut(total: int, size: int) -> list[slice]:
@@ -254,10 +292,23 @@ def _cut(total: int, size: int) -> list[slice]:
     return [slice(total * i // count, total * (i + 1) // count) for i in range(count)]
 
 
-def _copies_at_once(task: Task, batches: Sequence[Batch], backend: str) -> int:
+def _copies_at_once(task: Task, theta: Tensor, batches: Sequence[Batch], backend: str) -> int:
     if backend == "loop" or not batches:
         return 1
     samples = batches[0].rows.shape[1] * task.data.x[0].numel()
     if backend == "threads":
         return max(1, CACHED // (task.size + samples))
+    if theta.device.type != "cpu":
+        return _that_fit(task, theta, batches[0])
     return max(1, HELD // (2 * task.size + 4 * samples))
+
+
+def _that_fit(task: Task, theta: Tensor, batch: Batch) -> int:
+    """Return how many copies a GPU has room for in one step, found by counting a step of one."""
+    key = ("copies that fit", batch.rows.shape[1], batch.weight is None)
+    kept = getattr(task, "recordings", {})
+    if key not in kept:
+        first = _rows(batch, slice(0, 1))
+        made = count(lambda: _descend(task, theta[:1].clone(), [first], 0.0)).made
+        kept[key] = max(1, room(theta.device) // made)
+    return kept[key]

@@ -59,7 +59,7 @@ def tally(loss_name: str, out: Tensor, y: Tensor, weight: Tensor | None = None) 
     return torch.stack([(count.double() * weight).sum(1) for count in counts])
 
 
-def values(sums: Tensor, samples: float) -> dict[str, Tensor]:
+def values(sums: Tensor, samples: float | Tensor) -> dict[str, Tensor]:
     """Return what an evaluation reports, ``[copies]`` each, from sums of :func:`tally`.
 
     Returns

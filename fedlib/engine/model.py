@@ -21,7 +21,7 @@ from torch.func import functional_call, vmap
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.parameter import is_lazy
 
-from fedlib.engine.rng import stream
+from fedlib.engine.rng import GOLDEN, scrambled, stream
 from fedlib.errors import FedlibError
 
 Forward = Callable[[dict[str, Tensor], Tensor], Tensor]
@@ -368,15 +368,8 @@ def uniform(key: Tensor, number: int, shape: Sequence[int], device: torch.device
     shape, device
         Of the result.
     """
-
-    def mix(z: Tensor) -> Tensor:
-        for shift, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15)):
-            z = (z ^ ((z >> shift) & ((1 << (64 - shift)) - 1))) * factor
-        return z ^ ((z >> 31) & ((1 << 33) - 1))
-
-    golden = -0x61C8864680B583EB  # 0x9E3779B97F4A7C15 as a signed integer
     places = torch.arange(1, 1 + int(np.prod(shape)), device=device)
-    bits = mix(mix(key + number * golden % 2**62) + places * golden)
+    bits = scrambled(scrambled(key + number * GOLDEN % 2**62) + places * GOLDEN)
     return (((bits >> 11) & ((1 << 53) - 1)).double() * 2.0**-53).view(tuple(shape))
 
 

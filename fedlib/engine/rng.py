@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 
 import numpy as np
+from torch import Tensor
 
 
 def stream(seed: int, name: str, *keys: int) -> np.random.Generator:
@@ -24,3 +25,16 @@ def stream(seed: int, name: str, *keys: int) -> np.random.Generator:
     """
     entropy = (int(seed), zlib.crc32(name.encode()), *(int(key) for key in keys))
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(entropy)))
+
+
+GOLDEN = -0x61C8864680B583EB  # 0x9E3779B97F4A7C15 as a signed integer
+
+
+def scrambled(bits: Tensor) -> Tensor:
+    """Return 64-bit integers with no pattern of theirs left (the last step of SplitMix64).
+
+    It takes whole tensors, on any device, where a generator for each number would not.
+    """
+    for shift, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15)):
+        bits = (bits ^ ((bits >> shift) & ((1 << (64 - shift)) - 1))) * factor
+    return bits ^ ((bits >> 31) & ((1 << 33) - 1))

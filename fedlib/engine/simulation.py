@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from fedlib.engine.draws import ahead
 from fedlib.engine.protocols import Algorithm, K, S, State, TaskLike
 from fedlib.errors import FedlibError
 
@@ -124,8 +125,9 @@ def simulate(
     with tqdm(total=rounds, initial=state.t - first, desc=told, disable=not progress) as bar:
         if not rows:
             _record(rows, diverged, measure(state, task), state, runs)
+        luck = ahead(algorithm, state, task, first + rounds - state.t)
         while state.t < first + rounds and len(diverged) < len(state.seeds):
-            state, metrics = algorithm.round(state, task)
+            state, metrics = algorithm.round(state, task, *next(luck))
             for callback in callbacks:
                 callback(state, metrics)
             done = state.t - first

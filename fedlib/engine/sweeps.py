@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from fedlib.engine.protocols import Algorithm, K
@@ -44,7 +45,8 @@ def column(value: float | Sequence[float], x: Tensor, copies: int = 1) -> float 
             f"{len(value)} values for {len(x)} runs: {tuple(value)}. Give one number for all runs, "
             "or one for each."
         )
-    return x.new_tensor(value).repeat_interleave(copies).unsqueeze(1)
+    each = torch.tensor(value, dtype=x.dtype).to(x.device)
+    return each.repeat_interleave(copies).unsqueeze(1)
 
 
 def sweep(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -43,6 +44,7 @@ class Task:
     loss_name: str = "cross_entropy"
     l2: float = 0.0
     chunk: int = field(default=4_000_000, repr=False)
+    recordings: dict = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_task(self)
@@ -57,6 +59,12 @@ class Task:
         """Number of columns ``P`` of one model copy."""
         return self.model.size
 
+    def to(self, device: str | torch.device) -> Task:
+        """Return the same task with its data on a device."""
+        moved = copy.copy(self)  # already checked
+        moved.data, moved.recordings = self.data.to(device), {}
+        return moved
+
     def init(self, seeds: Sequence[int]) -> Tensor:
         """Return one freshly initialised model a seed, ``[R, P]``."""
         rows = [self.model.init(stream(seed, "init")) for seed in seeds]
@@ -67,9 +75,7 @@ class Task:
         rows = batch.rows.flatten()
         x = self.data.x.index_select(0, rows).unflatten(0, batch.rows.shape)
         y = self.data.y.index_select(0, rows).unflatten(0, batch.rows.shape)
-        if batch.jitter is not None:
-            x = torch.stack([_crop_and_flip(xi, j) for xi, j in zip(x, batch.jitter, strict=True)])
-        return x, y
+        return (x if batch.jitter is None else crop_and_flip(x, batch.jitter)), y
 
     def losses(self, theta: Tensor | dict[str, Tensor], batch: Batch) -> Tensor:
         """Return every copy's mean loss on its batch without the l2 term, ``[copies]``.
@@ -160,17 +166,18 @@ class Task:
         )
         if x is None:
             raise FedlibError("This data set has no test split. Evaluate on 'train'.")
-        weight = self._weight(split, average, len(x)).to(x.device)
+        weight = self._weight(split, average, len(x))
         if limit is not None and limit < len(x):
-            keep = torch.linspace(0, len(x) - 1, limit, device=x.device).long()
-            x, y, weight = x[keep], y[keep], weight[keep]
+            keep = torch.linspace(0, len(x) - 1, limit).long()  # the same on every device
+            x, y, weight = x[keep.to(x.device)], y[keep.to(y.device)], weight[keep]
         copies = len(theta)
         step = max(1, self.chunk // (copies * max(1, x[0].numel())))
         sums = 0
-        for xs, ys, w in zip(x.split(step), y.split(step), weight.split(step), strict=True):
+        parts = (x.split(step), y.split(step), weight.to(x.device).split(step))
+        for xs, ys, w in zip(*parts, strict=True):
             xs, ys = xs.expand(copies, *xs.shape), ys.expand(copies, *ys.shape)
             sums = sums + tally(self.loss_name, self.model.apply(theta, xs), ys, w)
-        found = values(sums.cpu(), float(weight.sum()))
+        found = values(sums.cpu(), weight.sum())
         trained = theta[:, : self.model.trained]
         found["loss"] = found["loss"] + 0.5 * self.l2 * trained.double().square().sum(1).cpu()
         return found
@@ -212,16 +219,30 @@ def check_task(task: Task) -> None:
 
 def check_whole(batch: Batch) -> None:
     """Refuse padding for a model that takes the statistics of its batch."""
-    if batch.weight is not None and not batch.weight.all():
+    if batch.weight is None or batch.padded is False:
+        return
+    if batch.padded or not batch.weight.all():
         raise FedlibError(
             "BatchNorm would take padding for samples: the full batches of these clients differ in "
             "length. Give every client as many samples, set a batch_size, or use GroupNorm."
         )
 
 
-def _crop_and_flip(x: Tensor, jitter: Tensor) -> Tensor:
-    """Shift a batch ``[B, C, H, W]`` by up to 4 pixels with zero padding, then maybe mirror it."""
-    down, right, flip = (int(v) for v in jitter)
+def crop_and_flip(x: Tensor, jitter: Tensor) -> Tensor:
+    """Shift every copy's images by up to 4 pixels with zero padding, then maybe mirror them.
+
+    Parameters
+    ----------
+    x
+        ``[copies, B, C, H, W]``.
+    jitter
+        ``[copies, 3]``: down and right from 0 to 8, where 4 leaves an image in place, and 1 to
+        mirror it. It may lie on a device: no number of it is read on the host.
+    """
     height, width = x.shape[-2:]
-    padded = F.pad(x, (4, 4, 4, 4))[..., down : down + height, right : right + width]
-    return padded.flip(-1) if flip else padded
+    down, right, flip = jitter.unsqueeze(2).unbind(1)  # [copies, 1] each
+    i, j = (torch.arange(side, device=x.device) for side in (height, width))
+    rows, columns = down + i, right + torch.where(flip > 0, width - 1 - j, j)
+    copy = torch.arange(len(x), device=x.device).view(-1, 1, 1)
+    padded = F.pad(x, (4, 4, 4, 4)).permute(0, 3, 4, 1, 2)
+    return padded[copy, rows.unsqueeze(2), columns.unsqueeze(1)].permute(0, 3, 4, 1, 2)

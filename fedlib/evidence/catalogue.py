@@ -42,6 +42,14 @@ def profiles(paper: str, experiment: str) -> Sequence[str]:
     return _table(paper)[experiment].get("only", PROFILES)
 
 
+def packages(paper: str) -> list[str]:
+    """Return the packages in which the paper's studies are written."""
+    table = _table(paper)
+    tables = [table.get("common", {}), *(table[name] for name in names(paper))]
+    kinds = [entry["kind"] for entry in tables if "kind" in entry]
+    return sorted({kind.split(":")[0].rpartition(".")[0] for kind in kinds} - {""})
+
+
 def command(paper: str, experiment: str, out: str | None = None, profile: str | None = None) -> str:
     """Return the command that makes a record.
 

@@ -6,14 +6,18 @@ Networks from Decentralized Data*, AISTATS 2017.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedlib.engine.cost import check_room
+from fedlib.engine.data import Reading
+from fedlib.engine.draws import ON_HOST, draw_one
 from fedlib.engine.local import local_sgd
 from fedlib.engine.mixing import average
 from fedlib.engine.sweeps import column
@@ -42,6 +46,25 @@ class State:
     seeds: tuple[int, ...]
     cursor: np.ndarray
     t: int = 0
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What chance decides in a round of averaging.
+
+    Attributes
+    ----------
+    q
+        Weights of the clients that take part, ``[R, S]``.
+    reading
+        The minibatches of their local steps, ``R * S`` copies.
+    cursor
+        Minibatches each client has used after the round, ``[R, N]``.
+    """
+
+    q: np.ndarray
+    reading: Reading
+    cursor: np.ndarray = field(metadata=ON_HOST)
 
 
 @dataclass(frozen=True)
@@ -80,13 +103,17 @@ class FedAvg:
         """Return the state before round ``t``, from fresh models or from given ``x[R, P]``."""
         return State(*start(self, task, seeds, x), t)
 
-    def round(self, state: State, task: Task) -> tuple[State, dict[str, Any]]:
-        """Run one round of every run."""
-        clients, q = self.participation.cohort(state.seeds, state.t)
-        if self.weights == "sizes":
-            q = by_size(q, clients, task.data.sizes)
-        d, cursor = movement(self, state, task, clients, q)
-        return replace(state, x=state.x + d, cursor=cursor, t=state.t + 1), {}
+    def draws(self, state: State, task: Task) -> Iterator[Drawn]:
+        """Draw the next rounds on the host: who takes part, and which samples they read."""
+        return draws(self, state, task, self.weights == "sizes")
+
+    def round(
+        self, state: State, task: Task, drawn: Drawn | None = None
+    ) -> tuple[State, dict[str, Any]]:
+        """Run one round of every run; nothing drawn before means to draw now."""
+        drawn = drawn or draw_one(self, state, task)
+        d = movement(self, state.x, task, drawn)
+        return replace(state, x=state.x + d, cursor=drawn.cursor, t=state.t + 1), {}
 
 
 def by_size(q: Tensor, clients: Tensor, sizes: np.ndarray) -> Tensor:
@@ -96,7 +123,7 @@ def by_size(q: Tensor, clients: Tensor, sizes: np.ndarray) -> Tensor:
 
 
 class Averaging(Protocol):
-    """What :func:`movement` reads of an algorithm: settings of :class:`FedAvg`."""
+    """What a round of averaging reads of an algorithm: settings of :class:`FedAvg`."""
 
     participation: Participation
     lr: float | tuple[float, ...]
@@ -104,21 +131,44 @@ class Averaging(Protocol):
     batch_size: int | None
 
 
-def movement(
-    algorithm: Averaging, state: State, task: Task, clients: Tensor, q: Tensor
-) -> tuple[Tensor, np.ndarray]:
-    """Return ``d = Σ_n q_n (y_n - x)`` for every run, ``[R, P]``, and the new data cursor.
+def draws(algorithm: Averaging, state: State, task: Task, sizes: bool = False) -> Iterator[Drawn]:
+    """Draw the rounds after a state; weights proportional to the clients' ``sizes`` if wanted."""
+    cursor = state.cursor
+    for t in itertools.count(state.t):
+        clients, q = algorithm.participation.cohort(state.seeds, t)
+        q = by_size(q, clients, task.data.sizes) if sizes else q
+        drawn = read(algorithm, state.seeds, task, clients, q, cursor)
+        cursor = drawn.cursor
+        yield drawn
+
+
+def read(
+    algorithm: Averaging,
+    seeds: Sequence[int],
+    task: Task,
+    clients: Tensor,
+    q: Tensor,
+    cursor: np.ndarray,
+) -> Drawn:
+    """Draw the minibatches of clients ``[R, S]`` with weights ``q[R, S]``, on the host."""
+    reading, cursor = task.data.read(
+        seeds, clients.numpy(), cursor, algorithm.local_steps, algorithm.batch_size
+    )
+    return Drawn(q.numpy(), reading, cursor)
+
+
+def movement(algorithm: Averaging, x: Tensor, task: Task, drawn: Drawn) -> Tensor:
+    """Return ``d = Σ_n q_n (y_n - x)`` for every run, ``[R, P]``.
 
     The copies of all runs and clients are rows of one matrix: each run's model is repeated
     for its clients, all rows take their local steps, and the weights contract them again.
     """
-    batches, cursor = task.data.next_batches(
-        state.seeds, clients, state.cursor, algorithm.local_steps, algorithm.batch_size
-    )
-    cohort = clients.shape[1]
-    start = state.x.repeat_interleave(cohort, 0)  # [R S, P]
-    y = local_sgd(task, start, batches, column(algorithm.lr, state.x, cohort))
-    return average(y - start, q), cursor
+    cohort = drawn.q.shape[1]
+    check_room(len(x) * cohort, x.shape[1], 3, x)
+    start = x.repeat_interleave(cohort, 0)  # [R S, P]
+    batches = drawn.reading.batches(task.data.dtype)
+    y = local_sgd(task, start, batches, column(algorithm.lr, x, cohort))
+    return average(y - start, drawn.q)
 
 
 def start(

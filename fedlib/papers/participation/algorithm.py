@@ -6,19 +6,21 @@ NeurIPS 2022. Line numbers refer to the algorithm box of the book.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedlib.engine.draws import ON_HOST, draw_one
 from fedlib.engine.sweeps import column
 from fedlib.engine.tasks import Task
 from fedlib.errors import FedlibError
 from fedlib.papers import fedavg
-from fedlib.papers.fedavg import FedAvg, check_positive, movement, start
+from fedlib.papers.fedavg import Drawn, FedAvg, check_positive, movement, read, start
 from fedlib.population.participation import Full, Participation
 
 
@@ -75,15 +77,37 @@ class GeneralizedFedAvg:
         x, seeds, cursor = start(self, task, seeds, x)
         return State(x, seeds, cursor, t, torch.zeros_like(x), t)
 
-    def round(self, state: State, task: Task) -> tuple[State, dict[str, Any]]:
+    def draws(self, state: State, task: Task) -> Iterator[Drawn]:
+        """Draw the next rounds on the host: who takes part, and which samples they read."""
+        return fedavg.draws(self, state, task)
+
+    def round(
+        self, state: State, task: Task, drawn: Drawn | None = None
+    ) -> tuple[State, dict[str, Any]]:
         """Run one round of every run: line 1 of the box, then lines 2 to 7."""
-        clients, q = self.participation.cohort(state.seeds, state.t)  # line 2
-        d, cursor = movement(self, state, task, clients, q)  # lines 3-5
+        drawn = drawn or draw_one(self, state, task)  # line 2
+        d = movement(self, state.x, task, drawn)  # lines 3-5
         x, u, t0 = state.x + d, state.u + d, state.t0  # line 5
         if state.t + 1 - t0 == self.interval:  # line 6
             x = x + column(np.subtract(self.amplify, 1), x) * u  # line 7
             u, t0 = torch.zeros_like(u), state.t + 1  # line 7
-        return replace(state, x=x, u=u, cursor=cursor, t=state.t + 1, t0=t0), {}
+        return replace(state, x=x, u=u, cursor=drawn.cursor, t=state.t + 1, t0=t0), {}
+
+
+@dataclass(frozen=True)
+class Everyone:
+    """What chance decides in a round of waiting.
+
+    Attributes
+    ----------
+    pieces
+        The draws of all clients, some at a time to save memory; empty while waiting.
+    cursor
+        Minibatches each client has used after the round, ``[R, N]``.
+    """
+
+    pieces: list[Drawn]
+    cursor: np.ndarray = field(metadata=ON_HOST)
 
 
 @dataclass(frozen=True)
@@ -95,13 +119,28 @@ class WaitMinibatch(GeneralizedFedAvg):
     the baseline of the paper's experiments; its theory section waits with single gradients.
     """
 
-    def round(self, state: State, task: Task) -> tuple[State, dict[str, Any]]:
+    def draws(self, state: State, task: Task) -> Iterator[Everyone]:
+        """Draw the next rounds on the host: nobody's samples, and everybody's in the last."""
+        cursor, t0 = state.cursor, state.t0
+        for t in itertools.count(state.t):
+            pieces = []
+            if t + 1 - t0 == self.interval:
+                pieces, t0 = everyone(self, state.seeds, task, cursor), t + 1
+                cursor = pieces[-1].cursor
+            yield Everyone(pieces, cursor)
+
+    def round(
+        self, state: State, task: Task, drawn: Everyone | None = None
+    ) -> tuple[State, dict[str, Any]]:
         """Let the clock move on; update in the last round of an interval."""
-        x, cursor, t0 = state.x, state.cursor, state.t0
-        if state.t + 1 - t0 == self.interval:
-            d, cursor = everyone(self, state, task)
+        drawn = drawn or draw_one(self, state, task)
+        x, t0 = state.x, state.t0
+        if drawn.pieces:
+            d = torch.zeros_like(x)
+            for piece in drawn.pieces:
+                d += movement(self, x, task, piece)
             x, t0 = x + d, state.t + 1
-        return replace(state, x=x, cursor=cursor, t=state.t + 1, t0=t0), {}
+        return replace(state, x=x, cursor=drawn.cursor, t=state.t + 1, t0=t0), {}
 
 
 @dataclass(frozen=True)
@@ -114,14 +153,16 @@ class WaitFull(WaitMinibatch):
             raise FedlibError(f"Wait-full uses all local data; got batch_size={self.batch_size}.")
 
 
-def everyone(algorithm: GeneralizedFedAvg, state: State, task: Task) -> tuple[Tensor, np.ndarray]:
-    """Return the movement of a round in which all clients take part, in pieces to save memory."""
-    d, cursor = torch.zeros_like(state.x), state.cursor
-    all_clients, q = Full(task.N).cohort(state.seeds, state.t)
+def everyone(
+    algorithm: GeneralizedFedAvg, seeds: Sequence[int], task: Task, cursor: np.ndarray
+) -> list[Drawn]:
+    """Draw a round in which all clients take part, in pieces to save memory."""
+    pieces = []
+    all_clients, q = Full(task.N).cohort(seeds, 0)
     for clients, weight in zip(all_clients.split(50, 1), q.split(50, 1), strict=True):
-        piece, cursor = movement(algorithm, replace(state, cursor=cursor), task, clients, weight)
-        d += piece
-    return d, cursor
+        pieces.append(read(algorithm, seeds, task, clients, weight, cursor))
+        cursor = pieces[-1].cursor
+    return pieces
 
 
 ALGORITHMS = {

@@ -10,7 +10,8 @@ copies of that block.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -20,6 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedlib.engine.data import Batch, FederatedDataset
+from fedlib.engine.draws import draw_one
 from fedlib.engine.local import local_sgd
 from fedlib.engine.losses import LOSSES
 from fedlib.engine.mixing import Groups, mix
@@ -111,10 +113,17 @@ class TDCD:
         x = task.init(seeds) if x is None else x
         return TieredState(x, tuple(seeds), 0, np.zeros(len(seeds)))
 
-    def round(self, state: TieredState, task: TieredTask) -> tuple[TieredState, dict[str, Any]]:
+    def draws(self, state: TieredState, task: TieredTask) -> Iterator[Drawn]:
+        """Draw the next rounds on the host: the minibatch, and who holds which part of it."""
+        for t in itertools.count(state.t):
+            yield Drawn.of(task, draw_ids(state.seeds, t, len(task.y), self.batch_size))
+
+    def round(
+        self, state: TieredState, task: TieredTask, drawn: Drawn | None = None
+    ) -> tuple[TieredState, dict[str, Any]]:
         """Run one round: an exchange (lines 3-8), Q local steps (9-10), an average (11)."""
-        ids = draw_ids(state.seeds, state.t, len(task.y), self.batch_size)  # line 3, [R, B]
-        silos = [Cohort.of(task, j, ids, state.x) for j in range(task.N)]  # lines 4-5
+        drawn = drawn or draw_one(self, state, task)  # line 3
+        silos = [Cohort.of(task, j, drawn, state.x) for j in range(task.N)]  # lines 4-5
         phi = [silo.union(silo.embed(task)) for silo in silos]  # lines 6-7, [R B, E]
         foreign = torch.stack(phi).sum(0)
         for silo, own in zip(silos, phi, strict=True):
@@ -137,6 +146,43 @@ def draw_ids(seeds: Sequence[int], t: int, samples: int, batch_size: int | None)
     return torch.from_numpy(np.stack(draws))
 
 
+@dataclass(frozen=True)
+class Drawn:
+    """A minibatch, and its part at each silo's clients.
+
+    Attributes
+    ----------
+    ids
+        Row numbers ``[R, B]``, the same for all silos.
+    places
+        For each silo, which places of the minibatch each of its clients holds, ``[R K_j, b]``.
+    weight
+        For each silo ``1/|ζ_kj|``, ``[R K_j, b]``, padded with weight zero. A client without a
+        sample has weight zero everywhere: no gradient, but still averaged.
+    """
+
+    ids: np.ndarray
+    places: list[np.ndarray]
+    weight: list[np.ndarray]
+
+    @classmethod
+    def of(cls, task: TieredTask, ids: Tensor, silos: Sequence[int] | None = None) -> Drawn:
+        """Look up who holds rows ``ids[R, B]``, in some silos or in all."""
+        parts = [_shares(task, j, ids.numpy()) for j in silos or range(task.N)]
+        return cls(ids.numpy(), [places for places, _ in parts], [weight for _, weight in parts])
+
+
+def _shares(task: TieredTask, j: int, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    owner = task.owner[j][ids] + task.K[j] * np.arange(len(ids))[:, None]
+    order = np.argsort(owner, axis=None, kind="stable")
+    count = np.bincount(owner.ravel(), minlength=len(ids) * task.K[j])
+    held = np.arange(count.max())[None] < count[:, None]
+    places, weight = np.zeros(held.shape, dtype=np.int64), np.zeros(held.shape)
+    places[held] = order
+    weight[held] = np.repeat(1 / np.maximum(count, 1), count)
+    return places, weight
+
+
 @dataclass
 class Cohort:
     """Silo ``j`` in one round: its clients' copies and their places in the minibatch.
@@ -146,8 +192,7 @@ class Cohort:
     theta
         ``[R K_j, P_j]``: the clients' copies of the silo's block.
     batch
-        Places in the minibatch ``[R K_j, b]`` with weights ``1/|ζ_kj|``, padded with weight zero. A
-        client without a sample has weight zero everywhere: no gradient, but still averaged.
+        Places in the minibatch and their weights, see :class:`Drawn`.
     x, y
         The minibatch as silo ``j`` sees it, ``[R B, ...]`` and ``[R B]``.
     foreign
@@ -163,24 +208,13 @@ class Cohort:
     foreign: Tensor | None = None
 
     @classmethod
-    def of(cls, task: TieredTask, j: int, ids: Tensor, x: Tensor) -> Cohort:
-        """Send every client its model and its part of the minibatch."""
-        runs, B = ids.shape
-        owner = task.owner[j][ids.numpy()] + task.K[j] * np.arange(runs)[:, None]
-        copies = runs * task.K[j]
-        order = np.argsort(owner, axis=None, kind="stable")
-        count = np.bincount(owner.ravel(), minlength=copies)
-        held = np.arange(count.max())[None] < count[:, None]
-        places, weight = np.zeros(held.shape, dtype=np.int64), np.zeros(held.shape)
-        places[held] = order
-        weight[held] = np.repeat(1 / np.maximum(count, 1), count)
-        device, dtype = x.device, x.dtype
-        batch = Batch(
-            torch.from_numpy(places).to(device), torch.from_numpy(weight).to(device, dtype)
-        )
+    def of(cls, task: TieredTask, j: int, drawn: Drawn, x: Tensor, part: int = -1) -> Cohort:
+        """Send every client its model and its part of the minibatch: part ``j``, or another."""
+        k = j if part < 0 else part
+        batch = Batch(drawn.places[k], drawn.weight[k].to(x.dtype))
         theta = x[:, task.columns[j]].repeat_interleave(task.K[j], 0)
-        flat = ids.flatten().to(device)
-        return cls(j, theta, batch, task.x[j][flat], task.y[flat], runs)
+        flat = drawn.ids.flatten()
+        return cls(j, theta, batch, task.x[j][flat], task.y[flat], len(drawn.ids))
 
     @torch.no_grad()
     def embed(self, task: TieredTask) -> Tensor:
@@ -189,14 +223,19 @@ class Cohort:
 
     def union(self, parts: Tensor) -> Tensor:
         """Put the clients' embeddings into one table ``[R B, E]``, in the minibatch's order."""
-        held = self.batch.weight > 0
-        table = parts.new_zeros(len(self.y), parts.shape[-1])
-        table[self.batch.rows[held]] = parts[held]
-        return table
+        return unpadded(parts, self.batch, len(self.y))
 
     def mean(self) -> Tensor:
         """Return the hub's average of its clients, ``[R, P_j]``."""
         return mix(self.theta, Groups(1, len(self.theta) // self.runs)).squeeze(1)
+
+
+def unpadded(parts: Tensor, batch: Batch, length: int) -> Tensor:
+    """Put what the clients have of their rows, ``[C, b, E]``, into one table ``[length, E]``."""
+    places = batch.rows.masked_fill(batch.weight == 0, length)  # padding goes to a row too many
+    table = parts.new_zeros(length + 1, parts.shape[-1])
+    table[places] = parts
+    return table[:length]
 
 
 def descend(algorithm: TDCD, task: TieredTask, silos: list[Cohort]) -> None:

@@ -25,17 +25,19 @@ are looked up. This is the same number, as ``h_j`` treats every row by itself.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedlib.engine.draws import ON_HOST, draw_one, upload
 from fedlib.errors import FedlibError
 from fedlib.papers.fedavg import check_positive
-from fedlib.papers.tiers.algorithm import TDCD, Cohort, descend, draw_ids
+from fedlib.papers.tiers.algorithm import TDCD, Cohort, Drawn, descend, draw_ids
 from fedlib.papers.tiers.task import TieredTask
 from fedlib.population.delays import EventQueue, Law, each
 
@@ -94,11 +96,38 @@ class AsyncState:
     rounds: np.ndarray
     read: np.ndarray
 
-    def copy(self) -> AsyncState:
-        """Return a state that shares no array with this one."""
-        names = ("clock", "start", "finish", "rounds", "read")
-        arrays = {name: getattr(self, name).copy() for name in names}
-        return replace(self, x=self.x.clone(), pending=self.pending.clone(), **arrays)
+
+@dataclass
+class Times:
+    """The part of a state that no model has a say in: ``clock`` to ``read``, see there."""
+
+    clock: np.ndarray
+    start: np.ndarray
+    finish: np.ndarray
+    rounds: np.ndarray
+    read: np.ndarray
+
+    @classmethod
+    def of(cls, held: AsyncState | Times) -> Times:
+        """Return a copy that shares no array."""
+        return cls(*(getattr(held, f.name).copy() for f in fields(cls)))
+
+
+@dataclass(frozen=True)
+class Instant:
+    """Some hubs ``(run, silo)`` that publish together and begin anew, and what each then draws."""
+
+    hubs: list[tuple[int, int]]
+    drawn: list[Drawn]
+
+
+@dataclass(frozen=True)
+class Tick:
+    """What happens in a call of ``round``, all of it up to chance."""
+
+    instants: list[Instant]
+    times: Times = field(metadata=ON_HOST)
+    done: list[HubRound] = field(metadata=ON_HOST)
 
 
 @dataclass(frozen=True)
@@ -141,21 +170,38 @@ class AsyncTDCD:
         """Return the state at time 0: all hubs have published ``x`` and begun their round 0."""
         x = TDCD(self.lr, self.local_steps, self.batch_size).init(task, seeds, x).x.clone()
         R, N = len(seeds), task.N
-        state = AsyncState(
-            x=x,
-            pending=x.clone(),
-            seeds=tuple(seeds),
-            t=0,
-            clock=np.zeros(R),
-            start=np.zeros((R, N)),
-            finish=np.zeros((R, N)),
-            rounds=np.zeros((R, N), dtype=np.int64),
-            read=np.zeros((R, N, N), dtype=np.int64),
-        )
-        self._start(state, task, [(r, j) for r in range(R) for j in range(N)])
-        return state
+        hubs = [(r, j) for r in range(R) for j in range(N)]
+        rounds, read = np.zeros((R, N), dtype=np.int64), np.zeros((R, N, N), dtype=np.int64)
+        times = Times(np.zeros(R), np.zeros((R, N)), np.zeros((R, N)), rounds, read)
+        begun = upload([Instant(hubs, self._begin(times, task, seeds, hubs))], x.device)
+        pending = self._learn(task, x, x.clone(), begun[0])
+        return AsyncState(x, pending, tuple(seeds), 0, **vars(times))
 
-    def round(self, state: AsyncState, task: TieredTask) -> tuple[AsyncState, dict[str, Any]]:
+    def draws(self, state: AsyncState, task: TieredTask) -> Iterator[Tick]:
+        """Let the clocks run, on the host: who publishes when, and what each hub draws."""
+        times = Times.of(state)
+        for t in itertools.count(state.t):
+            until = float("inf") if self.tick is None else (t + 1) * self.tick
+            queues, instants, done = [_queue(row) for row in times.finish], [], []
+            while any(queue.next_time <= until for queue in queues):
+                hubs = []
+                for r, queue in enumerate(queues):
+                    if queue.next_time <= until:
+                        times.clock[r], ready = queue.pop_all()
+                        done += self._finish(times, task, state.seeds[r], r, ready)
+                        hubs += [(r, j) for j in ready]
+                instants.append(Instant(hubs, self._begin(times, task, state.seeds, hubs)))
+                for r, j in hubs:
+                    queues[r].push(times.finish[r, j], j)
+                if self.tick is None:
+                    break
+            if self.tick is not None:
+                times.clock[:] = until
+            yield Tick(instants, Times.of(times), done)
+
+    def round(
+        self, state: AsyncState, task: TieredTask, drawn: Tick | None = None
+    ) -> tuple[AsyncState, dict[str, Any]]:
         """Move on by one tick, or to the next event.
 
         Returns
@@ -165,24 +211,15 @@ class AsyncTDCD:
         dict
             ``"hub_rounds"``: a :class:`HubRound` for each of them.
         """
-        state, done = state.copy(), []
-        until = float("inf") if self.tick is None else (state.t + 1) * self.tick
-        queues = [_queue(times) for times in state.finish]
-        while any(queue.next_time <= until for queue in queues):
-            begin = []
-            for r, queue in enumerate(queues):
-                if queue.next_time <= until:
-                    state.clock[r], hubs = queue.pop_all()
-                    done += self._publish(state, task, r, hubs)
-                    begin += [(r, j) for j in hubs]
-            self._start(state, task, begin)
-            for r, j in begin:
-                queues[r].push(state.finish[r, j], j)
-            if self.tick is None:
-                break
-        if self.tick is not None:
-            state.clock[:] = until
-        return replace(state, t=state.t + 1), {"hub_rounds": done}
+        drawn = drawn or draw_one(self, state, task)
+        x, pending = state.x.clone(), state.pending.clone()
+        for instant in drawn.instants:
+            for r, j in instant.hubs:  # step 3
+                x[r, task.columns[j]] = pending[r, task.columns[j]]
+            pending = self._learn(task, x, pending, instant)
+        times = vars(Times.of(drawn.times))
+        after = replace(state, x=x, pending=pending, t=state.t + 1, **times)
+        return after, {"hub_rounds": drawn.done}
 
     def busy(self, task: TieredTask, seed: int, hub: int, round: int) -> float:
         """Return how long a hub's round lasts, ``3 t_comm + Q t_comp`` with every term drawn."""
@@ -197,39 +234,47 @@ class AsyncTDCD:
             )
         return time
 
-    def _publish(
-        self, state: AsyncState, task: TieredTask, r: int, hubs: list[int]
+    def _finish(
+        self, times: Times, task: TieredTask, seed: int, r: int, hubs: list[int]
     ) -> list[HubRound]:
-        """Step 3 for the hubs of run ``r`` that finish together."""
-        done, seen = [], state.rounds[r].copy()
+        """Note that some hubs of run ``r`` finish together."""
+        done, seen = [], times.rounds[r].copy()
         for j in hubs:
-            stale = seen - state.read[r, j]
+            stale = seen - times.read[r, j]
             stale[j] = 0
-            state.x[r, task.columns[j]] = state.pending[r, task.columns[j]]
-            state.rounds[r, j] += 1
-            busy = self.busy(task, state.seeds[r], j, int(seen[j]))
-            span = float(state.start[r, j]), float(state.finish[r, j])
-            done.append(
-                HubRound(state.seeds[r], j, int(seen[j]), *span, busy, tuple(stale.tolist()))
-            )
+            times.rounds[r, j] += 1
+            busy = self.busy(task, seed, j, int(seen[j]))
+            span = float(times.start[r, j]), float(times.finish[r, j])
+            done.append(HubRound(seed, j, int(seen[j]), *span, busy, tuple(stale.tolist())))
         return done
 
-    def _start(self, state: AsyncState, task: TieredTask, begin: list[tuple[int, int]]) -> None:
-        """Steps 1 and 2 for some ``(run, hub)``: their result is known now, published later."""
-        silos, lasts = [], np.zeros(state.finish.shape)
-        for r, j in begin:
-            count, seed = int(state.rounds[r, j]), state.seeds[r]
-            ids = draw_ids((seed,), count, len(task.y), self.batch_size)
-            silo = Cohort.of(task, j, ids, state.x[r : r + 1])
-            silo.foreign = look_up(task, j, ids[0], state.x[r : r + 1])
+    def _begin(
+        self, times: Times, task: TieredTask, seeds: Sequence[int], hubs: list[tuple[int, int]]
+    ) -> list[Drawn]:
+        """Note that some hubs begin a round; return the minibatch of each."""
+        drawn, lasts = [], np.zeros(times.finish.shape)
+        for r, j in hubs:
+            count = int(times.rounds[r, j])
+            ids = draw_ids((seeds[r],), count, len(task.y), self.batch_size)
+            drawn.append(Drawn.of(task, ids, [j]))
+            lasts[r, j] = self.busy(task, seeds[r], j, count)
+            times.read[r, j] = times.rounds[r]
+        for r, j in hubs:
+            times.start[r, j] = times.clock[r]
+            times.finish[r, j] = times.clock[r] + (lasts[r].max() if self.wait else lasts[r, j])
+        return drawn
+
+    def _learn(self, task: TieredTask, x: Tensor, pending: Tensor, begun: Instant) -> Tensor:
+        """Steps 1 and 2 for the hubs that begin: known now, published when they finish."""
+        silos = []
+        for (r, j), drawn in zip(begun.hubs, begun.drawn, strict=True):
+            silo = Cohort.of(task, j, drawn, x[r : r + 1], part=0)
+            silo.foreign = look_up(task, j, drawn.ids[0], x[r : r + 1])
             silos.append(silo)
-            lasts[r, j] = self.busy(task, seed, j, count)
-            state.read[r, j] = state.rounds[r]
         descend(TDCD(self.lr, self.local_steps), task, silos)
-        for (r, j), silo in zip(begin, silos, strict=True):
-            state.pending[r, task.columns[j]] = silo.mean()[0]
-            state.start[r, j] = state.clock[r]
-            state.finish[r, j] = state.clock[r] + (lasts[r].max() if self.wait else lasts[r, j])
+        for (r, j), silo in zip(begun.hubs, silos, strict=True):
+            pending[r, task.columns[j]] = silo.mean()[0]
+        return pending
 
 
 def _queue(times: np.ndarray) -> EventQueue:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
-from fedlib.papers.tiers.algorithm import TDCD, Cohort, TieredState, draw_ids
+from fedlib.engine.draws import draw_one
+from fedlib.papers.tiers.algorithm import TDCD, Cohort, TieredState
 from fedlib.papers.tiers.private import LabelPrivateTDCD
 from fedlib.papers.tiers.task import TieredTask
 from fedlib.population.messages import Message
@@ -17,14 +20,15 @@ def messages(algorithm: TDCD, task: TieredTask, state: TieredState) -> list[Mess
     between hubs, models back; with private labels, derivatives and fresh embeddings as well.
     """
     out: list[Message] = []
-    ids = draw_ids(state.seeds[:1], state.t, len(task.y), algorithm.batch_size)
-    silos = [Cohort.of(task, j, ids, state.x[:1]) for j in range(task.N)]
+    one = replace(state, x=state.x[:1], seeds=state.seeds[:1])
+    drawn = draw_one(algorithm, one, task)
+    silos = [Cohort.of(task, j, drawn, one.x) for j in range(task.N)]
 
     def send(sender: str, receiver: str, content: str, *shape: int) -> None:
         size = int(np.prod(shape)) * task.x[0].element_size()
         out.append(Message(state.t, sender, receiver, content, shape, size))
 
-    E, B = task.widths[0], ids.shape[1]
+    E, B = task.widths[0], drawn.ids.shape[1]
     for silo in silos:
         j, hub, P = silo.j, f"hub {silo.j}", task.models[silo.j].size
         count = (silo.batch.weight > 0).sum(1).tolist()

@@ -14,7 +14,7 @@ from torch import Tensor
 from fedlib.engine.data import Batch
 from fedlib.engine.local import local_sgd
 from fedlib.engine.losses import LOSSES
-from fedlib.papers.tiers.algorithm import TDCD, Frozen
+from fedlib.papers.tiers.algorithm import TDCD, Frozen, unpadded
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,4 @@ def derivatives(local: Frozen, theta: Tensor, batch: Batch) -> Tensor:
     out = (own + local.foreign[batch.rows]).requires_grad_()
     total = LOSSES[local.loss_name](out, local.data.y[batch.rows]).sum()
     (d,) = torch.autograd.grad(total, out)
-    table = torch.zeros_like(local.foreign)
-    held = batch.weight > 0
-    table[batch.rows[held]] = d[held]
-    return table
+    return unpadded(d, batch, len(local.foreign))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from functools import cached_property
 
@@ -109,6 +110,15 @@ class TieredTask:
         if self.test_x is not None:
             check_targets(self.loss_name, self.test_y, self.widths[0], "test")
 
+    def to(self, device: str | torch.device) -> TieredTask:
+        """Return the same task with its data on a device."""
+        moved = copy.copy(self)  # already checked
+        moved.x, moved.y = [x.to(device) for x in self.x], self.y.to(device)
+        if self.test_x is not None:
+            moved.test_x = [x.to(device) for x in self.test_x]
+            moved.test_y = self.test_y.to(device)
+        return moved
+
     @property
     def N(self) -> int:
         """Number of silos."""
@@ -138,6 +148,7 @@ class TieredTask:
     def loss(self, theta: Tensor, ids: Tensor | None = None) -> Tensor:
         """Return the mean loss of whole models on some rows (default all), ``[R]``."""
         ids = torch.arange(len(self.y)) if ids is None else ids
+        ids = ids.to(self.y.device)
         out = self.predict(theta, [x[ids] for x in self.x])
         y = self.y[ids].expand(len(theta), -1)
         return LOSSES[self.loss_name](out, y).mean(1)
@@ -151,6 +162,7 @@ class TieredTask:
             raise unknown("split", split, ["train", "test"])
         features, y = (self.x, self.y) if split == "train" else (self.test_x, self.test_y)
         keep = torch.linspace(0, len(y) - 1, min(limit or len(y), len(y))).long()
+        keep = keep.to(y.device)
         outs = [self.predict(theta, [x[part] for x in features]) for part in keep.split(1000)]
         out, y = torch.cat(outs, 1), y[keep].expand(len(theta), -1)
         return values(tally(self.loss_name, out, y).cpu(), len(keep))

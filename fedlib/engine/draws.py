@@ -1,0 +1,106 @@
+"""What chance decides, apart from what is computed: drawn on the host, uploaded in blocks.
+
+Who takes part, which samples a client reads, how long a message takes: none of it depends on a
+model. So an algorithm may draw it ahead of its rounds, many rounds at a time. A device then gets
+one upload a block and never waits for the host, nor the host for it.
+
+An algorithm that does so has ``draws(state, task)``, a generator of one round's draws after the
+other, and its ``round`` takes one of them. Draws are dataclasses of NumPy arrays.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+D = TypeVar("D")
+
+ON_HOST: dict[str, Any] = {"on_host": True}
+"""``field(metadata=ON_HOST)``: what a draw says for the host alone, and no device gets."""
+
+ROUNDS = 64  # at most in a block
+BYTES = 2**25  # a block ends when it holds as much
+
+
+def upload(draws: Sequence[D], device: torch.device | str) -> list[D]:
+    """Return draws with their arrays as tensors on a device, one transfer for each type of number.
+
+    Parameters
+    ----------
+    draws
+        Dataclasses, lists and tuples of arrays; anything else stays as it is.
+    device
+        Where to. On a CPU the tensors share the arrays' memory.
+    """
+    if torch.device(device).type == "cpu":
+        return [_changed(drawn, torch.from_numpy) for drawn in draws]
+    arrays: dict[int, np.ndarray] = {}
+
+    def collect(array: np.ndarray) -> np.ndarray:
+        return arrays.setdefault(id(array), array)  # kept, so that no other gets its number
+
+    for drawn in draws:
+        _changed(drawn, collect)
+    moved = {}
+    for dtype in {array.dtype for array in arrays.values()}:
+        alike = {key: array for key, array in arrays.items() if array.dtype == dtype}
+        packed = torch.from_numpy(np.concatenate([array.ravel() for array in alike.values()]))
+        if torch.cuda.is_available():
+            packed = packed.pin_memory()
+        pieces = packed.to(device, non_blocking=True).split([a.size for a in alike.values()])
+        for (key, array), piece in zip(alike.items(), pieces, strict=True):
+            moved[key] = piece.view(array.shape)
+    return [_changed(drawn, lambda array: moved[id(array)]) for drawn in draws]
+
+
+def ahead(algorithm: Any, state: Any, task: Any, rounds: int) -> Iterator[tuple[Any, ...]]:
+    """Yield what ``round`` takes beside state and task: the draws of the next rounds.
+
+    They lie on the state's device, a block uploaded at a time. An algorithm that draws while it
+    computes, whose ``round`` takes nothing more, gets nothing more.
+    """
+    if "drawn" not in inspect.signature(algorithm.round).parameters:
+        yield from itertools.repeat((), rounds)
+        return
+    draws = itertools.islice(algorithm.draws(state, task), rounds)
+    while block := list(_block(draws)):
+        yield from ((drawn,) for drawn in upload(block, state.x.device))
+
+
+def draw_one(algorithm: Any, state: Any, task: Any) -> Any:
+    """Return the draws of the next round alone, on the state's device."""
+    return upload([next(algorithm.draws(state, task))], state.x.device)[0]
+
+
+def _block(draws: Iterator[D]) -> Iterator[D]:
+    size = 0
+
+    def weigh(array: np.ndarray) -> np.ndarray:
+        nonlocal size
+        size += array.nbytes
+        return array
+
+    for drawn in itertools.islice(draws, ROUNDS):
+        yield drawn
+        _changed(drawn, weigh)
+        if size > BYTES:
+            return
+
+
+def _changed(thing: Any, change: Callable[[np.ndarray], Any]) -> Any:
+    """Return the same dataclasses, lists and tuples with every array changed."""
+    if isinstance(thing, np.ndarray):
+        return change(thing)
+    if isinstance(thing, list | tuple):
+        return type(thing)([_changed(inner, change) for inner in thing])
+    if dataclasses.is_dataclass(thing):
+        fields = [f.name for f in dataclasses.fields(thing) if not f.metadata.get("on_host")]
+        new = {name: _changed(getattr(thing, name), change) for name in fields}
+        return dataclasses.replace(thing, **new)
+    return thing

@@ -1,0 +1,119 @@
+"""The device path without a device: pretend tensors that hold no numbers.
+
+PyTorch is told of a device that does not exist, and its tensors have shapes only. So whatever
+mixes a device's tensor with the host's, or asks it for a number, which would make the host wait,
+is an error here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import itertools
+import pkgutil
+
+import numpy as np
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+import fedlib.papers
+from fedlib import gpu
+from fedlib.engine import models
+from fedlib.engine.draws import upload
+from fedlib.engine.model import Model
+from fedlib.papers.trials import MODELS
+
+_setup_privateuseone_for_python_backend("pretend")
+SEEDS, ROUNDS = (3, 5), 4
+TRIALS = gpu.trials()
+
+
+class Pretend:
+    """A block of draws made outside, and a task whose tensors hold no numbers."""
+
+    def __init__(self, name: str, dtype=np.float32):
+        self.algorithm, task = TRIALS[name](dtype)
+        state = self.algorithm.init(task, SEEDS)
+        drawn = itertools.islice(self.algorithm.draws(state, task), ROUNDS)
+        self.block, self.mode = list(drawn), FakeTensorMode()
+        for model in getattr(task, "models", [getattr(task, "model", None)]):
+            if "cpu" in model._maps:  # whether vmap can map it is tried with real numbers
+                model._maps["pretend"] = model._maps["cpu"]
+        self.task, self.state = self.moved(task), self.moved_state(state)
+
+    def place(self, tensor: torch.Tensor) -> torch.Tensor:
+        with self.mode:
+            return self.mode.from_tensor(tensor).to("pretend")
+
+    def moved(self, task):
+        task = task.to("cpu")
+        for held in (task, getattr(task, "data", None)):
+            for name, value in vars(held).items() if held is not None else ():
+                if isinstance(value, torch.Tensor):
+                    setattr(held, name, self.place(value))
+                elif isinstance(value, list) and all(isinstance(v, torch.Tensor) for v in value):
+                    setattr(held, name, [self.place(v) for v in value])
+        return task
+
+    def moved_state(self, state):
+        new = {
+            f.name: self.place(getattr(state, f.name))
+            for f in dataclasses.fields(state)
+            if isinstance(getattr(state, f.name), torch.Tensor)
+        }
+        return dataclasses.replace(state, **new)
+
+
+@pytest.mark.parametrize("name", TRIALS)
+def test_a_block_of_rounds_and_an_evaluation_ask_a_device_for_nothing(name):
+    pretend = Pretend(name)
+    with pretend.mode:
+        state = pretend.state
+        for drawn in upload(pretend.block, "pretend"):
+            state, _ = pretend.algorithm.round(state, pretend.task, drawn)
+        for split in ("train", "test"):
+            found = pretend.task.evaluate(state.x, split)
+            assert all(value.device.type == "cpu" for value in found.values())
+    for field in dataclasses.fields(state):
+        value = getattr(state, field.name)
+        if isinstance(value, torch.Tensor):
+            assert value.device.type == "pretend" and value.shape == (2, pretend.task.size)
+    assert state.t == ROUNDS
+
+
+def test_the_pretend_device_notices_what_it_is_there_to_notice():
+    pretend = Pretend("FedAvg, softmax")
+    with pretend.mode:
+        x = pretend.state.x
+        for wrong in (x.sum().item, x[0].tolist, lambda: bool(x[0, 0] > 0), lambda: x[x > 0]):
+            with pytest.raises(Exception, match="data|dynamic|aten"):
+                wrong()
+        with pytest.raises(Exception, match="same device"):
+            x + torch.ones(2, 1)
+        (drawn,) = upload(pretend.block[:1], "cpu")
+        with pytest.raises(Exception, match="same device"):
+            pretend.algorithm.round(pretend.state, pretend.task, drawn)
+
+
+def test_every_algorithm_of_every_paper_has_a_trial():
+    tried = {type(build(np.float32)[0]) for build in TRIALS.values()}
+    there = set()
+    for module in pkgutil.walk_packages(fedlib.papers.__path__, "fedlib.papers."):
+        for _, kind in inspect.getmembers(importlib.import_module(module.name), inspect.isclass):
+            if dataclasses.is_dataclass(kind) and hasattr(kind, "init") and hasattr(kind, "round"):
+                there.add(kind)
+    assert there == tried and len(there) >= 7
+
+
+def test_every_model_has_a_trial():
+    there = {
+        name
+        for name, build in inspect.getmembers(models, inspect.isfunction)
+        if inspect.signature(build).return_annotation == "Model" and not name.startswith("_")
+    }
+    assert there <= set(MODELS) and len(there) >= 9
+    for name in there:
+        assert isinstance(MODELS[name](np.float32).model, Model)
