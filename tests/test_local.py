@@ -221,11 +221,11 @@ def test_the_cut_is_even_and_does_not_look_at_the_cores(cores, monkeypatch):
     assert local._cut(10, 4) == [slice(0, 2), slice(2, 5), slice(5, 7), slice(7, 10)]
     assert local._cut(3, 7) == [slice(0, 3)] and local._cut(0, 7) == []
     assert local._cut(3, 1) == [slice(0, 1), slice(1, 2), slice(2, 3)]
-    task, _, batches = problem("fashion_cnn", np.float32)
+    task, theta, batches = problem("fashion_cnn", np.float32)
     monkeypatch.setattr(torch, "get_num_threads", None)
-    assert local._copies_at_once(task, batches, "threads") == 2
-    assert local._copies_at_once(task, batches, "loop") == 1
-    assert local._copies_at_once(task, batches, "batched") > 100
+    assert local._copies_at_once(task, theta, batches, "threads") == 2
+    assert local._copies_at_once(task, theta, batches, "loop") == 1
+    assert local._copies_at_once(task, theta, batches, "batched") > 100
 
 
 def test_pieces_are_spread_over_the_cores(cores, monkeypatch):

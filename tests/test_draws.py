@@ -1,0 +1,149 @@
+"""What chance decides: drawn ahead, in blocks, the same whoever asks."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+import torch
+
+from fedlib import gpu
+from fedlib.engine import draws
+from fedlib.engine.data import FederatedDataset
+from fedlib.engine.draws import ON_HOST, ahead, upload
+from fedlib.engine.simulation import simulate
+
+TRIALS = gpu.trials()
+
+
+@dataclass(frozen=True)
+class Inner:
+    a: np.ndarray
+    b: np.ndarray | None
+
+
+@dataclass(frozen=True)
+class Outer:
+    inner: Inner
+    several: list[np.ndarray]
+    name: str
+    kept: np.ndarray = field(metadata=ON_HOST)
+
+
+def some(n: int) -> Outer:
+    shared = np.arange(6).reshape(2, 3) + n
+    return Outer(Inner(shared, None), [shared, np.array([n / 2])], f"no. {n}", np.array([n]))
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_uploading_keeps_the_structure_and_leaves_the_host_s_part(device):
+    found = upload([some(0), some(7)], device)
+    for drawn, n in zip(found, (0, 7), strict=True):
+        assert drawn.name == f"no. {n}" and isinstance(drawn.kept, np.ndarray)
+        assert drawn.inner.b is None and drawn.kept == n
+        assert drawn.inner.a.dtype == torch.int64 and drawn.several[1].dtype == torch.float64
+        assert drawn.inner.a.shape == (2, 3) and drawn.inner.a.device.type == device
+    if device == "cpu":
+        assert found[1].inner.a.tolist() == [[7, 8, 9], [10, 11, 12]]
+        assert found[1].several[1].item() == 3.5
+
+
+def test_packing_puts_every_number_where_it_belongs(monkeypatch):
+    """A device's path, ended on the CPU: one transfer a type, whatever the number of draws."""
+    sent, plain = [], torch.Tensor.to
+
+    def to(tensor, device, **options):
+        sent.append(tensor)
+        return plain(tensor, "cpu")
+
+    monkeypatch.setattr(torch.Tensor, "to", to)
+    found = upload([some(n) for n in range(5)], "cuda")
+    assert len(sent) == 2 and {t.dtype for t in sent} == {torch.int64, torch.float64}
+    for n, drawn in enumerate(found):
+        assert drawn.inner.a.tolist() == (np.arange(6).reshape(2, 3) + n).tolist()
+        assert drawn.several[1].tolist() == [n / 2]
+        assert drawn.several[0] is drawn.inner.a, "sent once"
+
+
+def test_a_block_ends_at_its_length_or_size(monkeypatch):
+    monkeypatch.setattr(draws, "ROUNDS", 4)
+    assert len(list(draws._block(iter([some(0)] * 9)))) == 4
+    monkeypatch.setattr(draws, "BYTES", 3 * (6 * 8 + 6 * 8 + 8) - 1)
+    assert len(list(draws._block(iter([some(0)] * 9)))) == 3
+
+
+@pytest.mark.parametrize("name", [n for n in TRIALS if "resnet" not in n and "cifar" not in n])
+def test_drawing_ahead_is_drawing_in_turn(name, monkeypatch):
+    algorithm, task = TRIALS[name](np.float64)
+    state = first = algorithm.init(task, (3, 5))
+    for _ in range(5):
+        state, _ = algorithm.round(state, task)
+    monkeypatch.setattr(draws, "ROUNDS", 3)
+    found = simulate(algorithm, task, 5, state=first, evaluate_every=5, progress=False).state
+    for f in dataclasses.fields(state):
+        one, other = getattr(state, f.name), getattr(found, f.name)
+        assert torch.equal(one, other) if isinstance(one, torch.Tensor) else np.all(one == other)
+
+
+@pytest.mark.parametrize("name", TRIALS)
+def test_draws_differ_by_seed_and_round_and_never_change_a_state(name):
+    algorithm, task = TRIALS[name](np.float32)
+    state = algorithm.init(task, (3, 5))
+    before = {f.name: np.copy(getattr(state, f.name)) for f in dataclasses.fields(state)}
+
+    def numbers(seeds):
+        held = []
+        start = dataclasses.replace(state, seeds=seeds)
+        for drawn in itertools.islice(algorithm.draws(start, task), 3):
+            draws._changed(drawn, lambda a: held.append(a) or a)
+        return [a.tolist() for a in held]
+
+    assert numbers((3, 5)) == numbers((3, 5))
+    everything = "full" in name or "Full" in name or "all rows" in name
+    assert everything or numbers((3, 5)) != numbers((3, 6))
+    for key, value in before.items():
+        assert np.array_equal(value, np.asarray(getattr(state, key)))
+
+
+def test_no_more_rounds_are_drawn_than_run():
+    class Ends:
+        def __init__(self):
+            self.drawn = 0
+
+        def draws(self, state, task):
+            for n in range(5):
+                self.drawn += 1
+                yield some(n)
+            raise AssertionError("drawn beyond the end")
+
+        def round(self, state, task, drawn):
+            """Never called here."""
+
+    class State:
+        x = torch.zeros(1)
+
+    algorithm = Ends()
+    assert len(list(ahead(algorithm, State, None, 5))) == 5 == algorithm.drawn
+
+
+def test_a_reading_is_what_a_walk_by_hand_reads():
+    data = FederatedDataset.build(
+        np.zeros((9, 2)), np.zeros(9, int), [np.arange(4), np.arange(4, 9)]
+    )
+    clients, cursor = np.array([[1, 0], [1, 1]]), np.array([[0, 3], [2, 0]])
+    reading, after = data.read((8, 9), clients, cursor, 2, 2)
+    assert after.tolist() == [[2, 5], [2, 4]]
+    assert reading.visits[:, :, 2].tolist() == [[3, 0, 0, 2], [4, 1, 1, 3]]
+    assert reading.visits[0, :, :2].tolist() == [[8, 1], [8, 0], [9, 1], [9, 1]]
+    for step, visits in enumerate(reading.visits):
+        for copy, (seed, client, number) in enumerate(visits.tolist()):
+            assert (
+                reading.rows[step, copy].tolist()
+                == data._walk(seed, client, number, 1, 2)[0].tolist()
+            )
+    full, _ = data.read((8, 9), clients, cursor, 2, None)
+    assert full.rows.tolist()[1] == [0, 1, 2, 3, 0] and full.padded
+    assert full.weight[1].tolist() == [0.25] * 4 + [0] and full.weight[0].tolist() == [0.2] * 5

@@ -1,0 +1,167 @@
+"""Replayed steps, ways to convolve, and what work costs."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from fedlib.engine import convolution, cost, local, recording
+from fedlib.engine.local import local_sgd
+from fedlib.errors import FedlibError
+from fedlib.papers.trials import MODELS
+
+CURSOR = np.zeros((2, 4), dtype=np.int64)
+CLIENTS = torch.tensor([[0, 2], [1, 3]])
+
+
+def work_of(name: str):
+    """Return a task, starting points of four copies, and batches of three rounds."""
+    task, cursor, rounds = MODELS[name](np.float64), CURSOR, []
+    for size in (4, 4, None, 4, 4, None, None, 4):
+        batches, cursor = task.data.next_batches((0, 1), CLIENTS, cursor, 3, size)
+        rounds.append(batches)
+    return task, task.init(range(4)), rounds
+
+
+@pytest.mark.parametrize("name", ["mlp", "small_cnn", "cifar_cnn", "a module of one's own"])
+def test_replayed_steps_are_the_plain_ones_for_ever_new_inputs(name):
+    task, theta, rounds = work_of(name)
+    rates = [0.05, 0.1, torch.tensor([0.1, 0.2, 0.05, 0.1]).double()]
+    for batches in rounds:
+        for rate in rates:
+            plain = local_sgd(task, theta, batches, rate, backend="batched")
+            assert torch.equal(local_sgd(task, theta, batches, rate, backend="recorded"), plain)
+        theta = plain
+    kept = [held for held in task.recordings.values() if isinstance(held, recording.Recording)]
+    assert len(kept) == 6, "two kinds of batches, a number, another, and a rate for each copy"
+
+
+def test_a_recording_holds_its_own_inputs_and_gives_its_result_away():
+    calls = []
+
+    def double(x):
+        calls.append(x)
+        return 2 * x
+
+    kept, given = {}, [torch.full((2,), float(i)) for i in range(6)]
+    found = [recording.replayed(kept, "k", double, [x]) for x in given]
+    assert [x.tolist() for x in found] == [[2 * i] * 2 for i in range(6)]
+    assert [calls[i] is given[i] for i in range(6)] == [True, True, False, False, False, False]
+    assert calls[2] is calls[5], "the same place each time"
+    assert recording.replayed(kept, "other", double, [given[1]]).tolist() == [2, 2]
+    assert recording.replayed(kept, "k", double, [torch.ones(3)]).tolist() == [2, 2, 2]
+    assert calls[-2] is given[1], "what depends on more is not mixed up"
+
+
+def test_what_cannot_be_recorded_still_runs_and_says_so_once(monkeypatch):
+    class Broken:
+        def __init__(self, *_):
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(recording, "Recording", Broken)
+    kept = {}
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for i in range(5):
+            out = recording.replayed(kept, "k", lambda x: x + 1, [torch.tensor([float(i)])])
+            assert out.item() == i + 1
+    assert len(told) == 1 and "launch by launch" in str(told[0].message)
+
+
+def test_another_data_set_or_penalty_is_another_recording():
+    task, theta, (batches, *_) = work_of("small_cnn")
+    for _ in range(4):
+        local_sgd(task, theta, batches, 0.1, backend="recorded")
+    task.l2 = 0.5
+    expected = local_sgd(task, theta, batches, 0.1, backend="batched")
+    assert torch.equal(local_sgd(task, theta, batches, 0.1, backend="recorded"), expected)
+    other = task.to("cpu")
+    assert other.recordings == {} and other.data is not task.data and task.recordings
+
+
+# --- convolutions ---------------------------------------------------------------------------------
+
+
+def images(grad: bool):
+    rng = torch.Generator().manual_seed(1)
+    shapes = ((3, 4, 2, 9, 7), (3, 5, 2, 5, 5), (3, 5))
+    return [torch.randn(s, generator=rng).double().requires_grad_(grad) for s in shapes]
+
+
+@pytest.mark.parametrize("way", convolution.WAYS)
+def test_every_way_is_the_convolution_of_each_copy_and_its_gradient(way):
+    found, expected = images(True), images(True)
+    out = convolution.WAYS[way](*found)
+    one = torch.stack([F.conv2d(x, w, b, padding=2) for x, w, b in zip(*expected, strict=True)])
+    assert out.shape == (3, 4, 5, 9, 7) and (out - one).abs().max() < 1e-12
+    weight = torch.randn(out.shape, dtype=torch.double)
+    for a, b in zip(
+        torch.autograd.grad((out * weight).sum(), found),
+        torch.autograd.grad((one * weight).sum(), expected),
+        strict=True,
+    ):
+        assert (a - b).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_the_fastest_way_is_found_by_trying(monkeypatch, grad):
+    asked = []
+
+    def slow(x, weight, bias):
+        asked.append(torch.is_grad_enabled())
+        torch.ones(2500, 2500) @ torch.ones(2500, 2500)
+        return convolution.unfolded(x, weight, bias)
+
+    def too_large(*_):
+        raise torch.OutOfMemoryError("no room")
+
+    ways = {"slow": slow, "too large": too_large, "grouped": convolution.grouped}
+    monkeypatch.setattr(convolution, "WAYS", ways)
+    assert convolution.fastest(*images(grad)) == "grouped"
+    assert len(asked) == 4
+    assert all(leaf.grad is None for leaf in images(grad))
+
+
+# --- what work costs ------------------------------------------------------------------------------
+
+
+def test_costs_are_those_counted_by_hand():
+    a, b = torch.ones(10, 20), torch.ones(20, 30)
+
+    def work():
+        c = a @ b  # 2·10·20·30 operations; reads 200 + 600 numbers, writes 300
+        c.add_(1)  # reads and writes 300
+        return c.view(30, 10)[2:]  # a view: nothing
+
+    found = cost.count(work)
+    assert found.flops == 2 * 10 * 20 * 30
+    assert found.made == 4 * 300 and found.launches == 2
+    assert found.moved == 4 * (200 + 600 + 300) + 4 * (300 + 300)
+    table, rows = torch.ones(1000, 8), torch.tensor([1, 5, 5])
+    picked = cost.count(lambda: table.index_select(0, rows))
+    assert picked.moved == 4 * (24 + 24) and picked.flops == 0 and picked.launches == 1
+
+
+def test_what_does_not_fit_is_said_before_it_fails(monkeypatch):
+    like = torch.zeros(1)
+    asked = []
+    monkeypatch.setattr(cost, "room", lambda device: asked.append(device) or 4_000_000_000)
+    cost.check_room(100, 1000, 3, like)
+    assert not asked, "small work asks no device"
+    cost.check_room(1000, 1_000_000, 1, like)
+    with pytest.raises(FedlibError, match=r"need 12.0 GB.* room for 4.0 GB: at most 333 copies"):
+        cost.check_room(1000, 1_000_000, 3, like)
+
+
+def test_copies_that_fit_follow_from_what_a_step_of_one_makes(monkeypatch):
+    task, theta, (batches, *_) = work_of("small_cnn")
+    batch = local._rows(batches[0], slice(0, 1))
+    made = cost.count(lambda: local._descend(task, theta[:1].clone(), [batch], 0.0)).made
+    monkeypatch.setattr(local, "room", lambda device: 7 * made + 1)
+    assert local._that_fit(task, theta, batches[0]) == 7
+    out = task.losses(theta[:1], batch)
+    assert made > out.element_size() * (task.size + 2 * task.data.x[0].numel())
