@@ -7,13 +7,14 @@ READY  := $(VENV)/.ready
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help book test lab bench strip clean
+.PHONY: help book test lab bench gpu strip clean
 
 help:
 	@echo "make book    run every notebook and build the book (_build/html/index.html)"
 	@echo "make test    check the code, the notebooks and the built book"
 	@echo "make lab     open the notebooks in JupyterLab"
 	@echo "make bench   time the hot path against a plain loop"
+	@echo "make gpu     try a GPU: is it right, how fast is it, and the next of the large records"
 	@echo "make strip   clear the notebooks' outputs before a commit"
 	@echo "make clean   remove what was built; the environment in $(VENV) stays"
 	@echo
@@ -44,6 +45,14 @@ lab: $(READY)
 
 bench: $(READY)
 	@$(BIN)/fedlib bench
+
+# Any Python with PyTorch will do, so that a machine without a network needs no environment.
+MINUTES ?= 25
+OUT     ?= runs/gpu
+gpu:
+	@if "$(PYTHON)" -c 'import torch, typer, pandas, tqdm' 2>/dev/null; then run="$(PYTHON)"; \
+	else $(MAKE) --no-print-directory $(READY) && run=$(BIN)/python || exit 1; fi; \
+	"$$run" -m fedlib gpu --minutes $(MINUTES) --out "$(OUT)"
 
 strip: $(READY)
 	@$(BIN)/python book/strip.py

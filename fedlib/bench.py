@@ -7,7 +7,7 @@ import functools
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +19,21 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fedlib.datasets import partition
 from fedlib.engine import models
+from fedlib.engine.cost import count
 from fedlib.engine.data import Batch, FederatedDataset
 from fedlib.engine.draws import draw_one
-from fedlib.engine.local import BACKENDS, local_sgd
+from fedlib.engine.local import BACKENDS, copies_that_fit, local_sgd
 from fedlib.engine.losses import LOSSES
 from fedlib.engine.rng import stream
+from fedlib.engine.simulation import simulate
 from fedlib.engine.tasks import Task
 from fedlib.errors import unknown
 from fedlib.evidence import experiments, records
+from fedlib.papers.fedavg import FedAvg
 from fedlib.papers.tiers.algorithm import TDCD, Cohort
 from fedlib.papers.tiers.task import TieredTask
 from fedlib.paths import data_folder
+from fedlib.population.participation import PeriodicSampler
 
 WORK = {  # name: model, input shape, copies, batch, steps
     "softmax 784-10": (lambda: models.softmax(784, 10), (1, 28, 28), 50, 16, 5),
@@ -67,7 +71,8 @@ def plain_loop(
     return work
 
 
-def _workload(name: str, device: str) -> tuple[Task, torch.Tensor, list[Batch]]:
+def workload(name: str, device: str) -> tuple[Task, torch.Tensor, list[Batch]]:
+    """Return the task, the starting points and the batches of one line of :data:`WORK`."""
     build, shape, copies, size, steps = WORK[name]
     rng = stream(0, "bench")
     x = rng.standard_normal((2000, *shape)).astype(np.float32)
@@ -79,16 +84,23 @@ def _workload(name: str, device: str) -> tuple[Task, torch.Tensor, list[Batch]]:
 
 
 def measure(
-    works: dict[str, Callable[[], Any]], device: str = "cpu", repeats: int = 5
+    works: dict[str, Callable[[], Any]],
+    device: str = "cpu",
+    repeats: int = 5,
+    seconds: float = 8.0,
 ) -> dict[str, float]:
     """Return the median seconds of each piece of work.
 
     They take turns, so that a slow minute of the machine falls on all of them alike. In its
     turn each is done four times and the first does not count: in training, too, a round
-    follows a round of the same kind. A short pause comes before each turn.
+    follows a round of the same kind. A short pause comes before each turn. After ``seconds`` no
+    further turn begins, so a slow machine takes fewer.
     """
     times: dict[str, list[float]] = {name: [] for name in works}
-    for _ in range(repeats):
+    start = time.perf_counter()
+    for turns in range(repeats):
+        if turns and time.perf_counter() - start > seconds:
+            break
         for name, work in works.items():
             time.sleep(0.03)  # until the threads of the work before, which wait awake, are asleep
             for turn in range(4):
@@ -113,15 +125,16 @@ def count_flops(task: Task, theta: torch.Tensor, batches: list[Batch]) -> int:
 
 def peak_flops(device: str = "cpu") -> float:
     """Measure operations a second of the faster of a large product and a large convolution."""
-    a = torch.randn(1024, 1024, device=device)
-    image = torch.randn(32, 32, 28, 28, device=device).to(memory_format=torch.channels_last)
+    side, images = (4096, 1024) if device == "cuda" else (1024, 32)
+    a = torch.randn(side, side, device=device)
+    image = torch.randn(images, 32, 28, 28, device=device).to(memory_format=torch.channels_last)
     filters = torch.randn(32, 32, 5, 5, device=device)
     work = {
         "product": lambda: a @ a,
         "convolution": lambda: conv2d(image, filters, padding=2),
     }
     seconds = measure(work, device)
-    return max(2 * 1024**3 / seconds["product"], 2 * image.numel() * 800 / seconds["convolution"])
+    return max(2 * side**3 / seconds["product"], 2 * image.numel() * 800 / seconds["convolution"])
 
 
 def local_sgd_table() -> list[dict[str, Any]]:
@@ -139,10 +152,10 @@ def local_sgd_table() -> list[dict[str, Any]]:
         convolution; and the device.
     """
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    backends = [b for b in BACKENDS if device == "cpu" or b != "threads"]
+    backends = [b for b in BACKENDS if b != ("recorded" if device == "cpu" else "threads")]
     chosen, speed, rows = backends[-1], peak_flops(device), []
     for name in WORK:
-        task, theta, batches = _workload(name, device)
+        task, theta, batches = workload(name, device)
         works = {"plain loop": plain_loop(task, theta, batches, 0.01)}
         for backend in backends:
             works[backend] = functools.partial(
@@ -154,6 +167,132 @@ def local_sgd_table() -> list[dict[str, Any]]:
         row["floor [ms]"] = round(1000 * count_flops(task, theta, batches) / speed, 3)
         rows.append(row | {"device": device})
     return rows
+
+
+# --- what holds a device back ---------------------------------------------------------------------
+
+
+def limits(device: str) -> dict[str, float]:
+    """Measure what a device can do: operations and bytes a second, and seconds a launch."""
+    many = torch.ones(2**28 if device == "cuda" else 2**24, device=device)
+    few, copy = torch.ones(1, device=device), torch.empty_like(many)
+
+    def launches() -> None:
+        for _ in range(200):
+            few.add_(1)
+
+    seconds = measure({"copy": lambda: copy.copy_(many), "launches": launches}, device)
+    return {
+        "flops": peak_flops(device),
+        "bytes": 2 * many.numel() * many.element_size() / seconds["copy"],
+        "launch": seconds["launches"] / 200,
+    }
+
+
+def roofline(device: str, names: Iterable[str] | None = None) -> list[dict[str, Any]]:
+    """Time the local steps of the book's models on a device, and say what holds them back.
+
+    Parameters
+    ----------
+    device
+        ``"cpu"`` or ``"cuda"``.
+    names
+        Of :data:`WORK`; default all.
+
+    Returns
+    -------
+    list of dict
+        Rows with the name; milliseconds of the plain loop, of the batched launches and of our
+        choice, with the ratio of the first to the last; operations, bytes and launches, counted;
+        the milliseconds that each of the three would take alone at the device's measured speed;
+        the largest of them and its share of our time; and how many copies fit at once. Bytes are
+        those of operations that keep nothing in a cache and are not fused: more than must move.
+    """
+    can, rows = limits(device), []
+    for name in WORK if names is None else names:
+        task, theta, batches = workload(name, device)
+        steps = functools.partial(local_sgd, task, theta, batches, 0.01)
+        seconds = measure(
+            {
+                "plain loop": plain_loop(task, theta, batches, 0.01),
+                "batched": functools.partial(steps, backend="batched"),
+                "ours": steps,
+            },
+            device,
+        )
+        cost = count(functools.partial(steps, backend="batched"))
+        alone = {
+            "arithmetic": cost.flops / can["flops"],
+            "memory": cost.moved / can["bytes"],
+            "launches": cost.launches * can["launch"],
+        }
+        if device == "cuda":  # replayed: the host launches once
+            alone["launches"] = can["launch"]
+        most = max(alone, key=alone.__getitem__)
+        row = {"name": name} | {f"{w} [ms]": round(1000 * s, 3) for w, s in seconds.items()}
+        row["ratio"] = round(seconds["plain loop"] / seconds["ours"], 2)
+        row |= {"GFLOP": round(cost.flops / 1e9, 2), "GB": round(cost.moved / 1e9, 3)}
+        row["launches"] = cost.launches
+        row |= {f"{what} alone [ms]": round(1000 * s, 3) for what, s in alone.items()}
+        row["held back by"] = f"{most}: alone {alone[most] / seconds['ours']:.0%} of our time"
+        rows.append(row | {"copies that fit": copies_that_fit(task, theta, batches[0])})
+    return rows
+
+
+def whole_rounds(device: str, seeds: int, seconds: float, samples: int = 60_000) -> dict[str, Any]:
+    """Count whole rounds a second of Figure 1's FedAvg, drawing and averaging included.
+
+    10 clients of 250 take 5 steps of batch 16 with the Fashion-MNIST CNN, on random images.
+
+    Parameters
+    ----------
+    seeds
+        Runs side by side.
+    seconds
+        How long to count, after some rounds for warming up.
+    samples
+        Images in all.
+    """
+    rng = stream(0, "bench")
+    x = rng.standard_normal((samples, 1, 28, 28), dtype=np.float32)
+    parts = list(np.arange(samples).reshape(250, -1))
+    task = Task(
+        models.fashion_cnn(),
+        FederatedDataset.build(x, rng.integers(0, 10, samples), parts, device=device),
+    )
+    algorithm = FedAvg(PeriodicSampler(250, 10), 1e-3, 5, 16)
+
+    def go(state: Any, rounds: int) -> tuple[Any, float]:
+        began = time.perf_counter()
+        options = dict(evaluate=lambda state, task: {}, progress=False)
+        state = simulate(algorithm, task, rounds, state.seeds, state=state, **options).state
+        if device == "cuda":
+            torch.cuda.synchronize()
+        return state, time.perf_counter() - began
+
+    state, once = go(algorithm.init(task, range(1, 1 + seeds)), 4)
+    rounds = max(1, min(2000, int(seconds * 4 / once)))
+    taken = go(state, rounds)[1]
+    if taken < seconds / 2:  # the first rounds recorded, and were slow
+        rounds = int(rounds * seconds / taken)
+        taken = go(state, rounds)[1]
+    return {"seeds": seeds, "rounds": rounds, "seconds": round(taken, 2),
+            "seed-rounds a second": round(seeds * rounds / taken, 1)}  # fmt: skip
+
+
+def compiled(task: Task, theta: torch.Tensor, lr: float) -> Callable[[list[Batch]], torch.Tensor]:
+    """Return the steps with a loss that ``torch.compile`` has fused, the alternative to ours."""
+    total = torch.compile(lambda theta, rows: task.losses(theta, Batch(rows)).sum())
+
+    def steps(batches: list[Batch]) -> torch.Tensor:
+        here = theta
+        for batch in batches:
+            leaf = here.detach().requires_grad_()
+            (gradient,) = torch.autograd.grad(total(leaf, batch.rows), leaf)
+            here = here - lr * gradient
+        return here
+
+    return steps
 
 
 TIERS = {  # name: model of a silo's features, feature shape, silos, clients, B, Q, loss

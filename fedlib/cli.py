@@ -1,4 +1,4 @@
-"""The command line: list, run, claims, stale, data, bench."""
+"""The command line: list, run, join, claims, stale, check, bench, gpu, data."""
 
 from __future__ import annotations
 
@@ -71,11 +71,14 @@ def run(
     seeds: Annotated[int | None, typer.Option(min=1, help="How many; default: profile's.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     out: Annotated[Path, typer.Option(help="Folder for the record.")] = Path("runs"),
+    tf32: Annotated[
+        bool, typer.Option("--tf32", help="Faster, coarser products on a GPU.")
+    ] = False,
 ) -> None:
     """Run an experiment and store its record. Interrupted, it goes on when started again."""
     from fedlib.evidence import experiments
 
-    record = experiments.run(paper, experiment, profile, seeds, device, out)
+    record = experiments.run(paper, experiment, profile, seeds, device, out, tf32=tf32)
     for name, where in record.manifest["diverged"].items():
         seeds = ", ".join(f"seed {seed} by round {t}" for seed, t in where.items())
         typer.echo(f"{name} diverged: {seeds}.")
@@ -189,6 +192,23 @@ def bench(
     _print(rows, as_json)
     if kept:
         typer.echo(f"Kept as {kept}", err=True)
+
+
+@app.command()
+def gpu(
+    minutes: Annotated[float, typer.Option(min=0.1, help="Time to spend.")] = 25,
+    out: Annotated[Path, typer.Option(help="Folder for all that is found.")] = Path("runs/gpu"),
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    profile: Annotated[str, typer.Option(help="Of the records: smoke, quick or paper.")] = "paper",
+    tf32: Annotated[bool, typer.Option("--tf32", help="Faster, coarser products.")] = False,
+) -> None:
+    """Try a GPU: is it right, how fast is it, and the next of the large records.
+
+    Stopped or out of time, it goes on when started again on the same folder.
+    """
+    from fedlib import gpu as whole
+
+    whole.run(minutes, out, device, profile, tf32, typer.echo)
 
 
 @data_app.command("list")

@@ -33,7 +33,7 @@ def tiny(monkeypatch):
 
 @pytest.mark.parametrize("name", TINY)
 def test_both_do_the_same_work(name, tiny):
-    task, theta, batches = bench._workload(name, "cpu")
+    task, theta, batches = bench.workload(name, "cpu")
     before = theta.clone()
     loop = bench.plain_loop(task, theta, batches, 0.3)
     ours = local_sgd(task, theta, batches, 0.3)
@@ -52,7 +52,7 @@ def test_modules_and_optimizers_are_made_before_the_clock_starts(tiny, monkeypat
             super().__init__(*args, **options)
 
     monkeypatch.setattr(torch.optim, "SGD", Counted)
-    task, theta, batches = bench._workload("mlp", "cpu")
+    task, theta, batches = bench.workload("mlp", "cpu")
     loop = bench.plain_loop(task, theta, batches, 0.1)
     assert len(made) == 4
     loop()
@@ -71,7 +71,7 @@ def test_rows(tiny, monkeypatch):
 
 
 def test_every_backend_is_timed_and_the_ratio_is_that_of_the_chosen_one(tiny, monkeypatch):
-    task, theta, batches = bench._workload("mlp", "cpu")
+    task, theta, batches = bench.workload("mlp", "cpu")
     expected = local_sgd(task, theta, batches, 0.01)
 
     def measure(works, device="cpu", repeats=5):

@@ -162,6 +162,6 @@ def test_copies_that_fit_follow_from_what_a_step_of_one_makes(monkeypatch):
     batch = local._rows(batches[0], slice(0, 1))
     made = cost.count(lambda: local._descend(task, theta[:1].clone(), [batch], 0.0)).made
     monkeypatch.setattr(local, "room", lambda device: 7 * made + 1)
-    assert local._that_fit(task, theta, batches[0]) == 7
+    assert local.copies_that_fit(task, theta, batches[0]) == 7
     out = task.losses(theta[:1], batch)
     assert made > out.element_size() * (task.size + 2 * task.data.x[0].numel())

@@ -16,7 +16,8 @@ What a copy does with its gradient is a rule of :mod:`fedlib.engine.steps`; plai
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -79,7 +80,7 @@ def local_sgd(
         rates, extras or a rule's result of another shape.
     """
     on_cpu = theta.device.type == "cpu"
-    backend = backend or ("threads" if on_cpu else "recorded")
+    backend = backend or _default or ("threads" if on_cpu else "recorded")
     if backend not in BACKENDS:
         raise unknown("backend", backend, BACKENDS)
     if backend == "threads" and not on_cpu:
@@ -113,6 +114,20 @@ def local_sgd(
         for rows in pieces:
             work(rows)
     return out
+
+
+_default: str | None = None
+
+
+@contextmanager
+def everywhere(backend: str) -> Iterator[None]:
+    """Let ``local_sgd`` use one backend wherever none is named, to compare it with another."""
+    global _default
+    before, _default = _default, backend
+    try:
+        yield
+    finally:
+        _default = before
 
 
 def _recorded(
@@ -299,11 +314,11 @@ def _copies_at_once(task: Task, theta: Tensor, batches: Sequence[Batch], backend
     if backend == "threads":
         return max(1, CACHED // (task.size + samples))
     if theta.device.type != "cpu":
-        return _that_fit(task, theta, batches[0])
+        return copies_that_fit(task, theta, batches[0])
     return max(1, HELD // (2 * task.size + 4 * samples))
 
 
-def _that_fit(task: Task, theta: Tensor, batch: Batch) -> int:
+def copies_that_fit(task: Task, theta: Tensor, batch: Batch) -> int:
     """Return how many copies a GPU has room for in one step, found by counting a step of one."""
     key = ("copies that fit", batch.rows.shape[1], batch.weight is None)
     kept = getattr(task, "recordings", {})

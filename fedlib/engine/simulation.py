@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,10 @@ from fedlib.engine.protocols import Algorithm, K, S, State, TaskLike
 from fedlib.errors import FedlibError
 
 Callback = Callable[[Any, dict[str, Any]], None]
+
+
+class OutOfTime(FedlibError):
+    """The time given is over. What was done is kept; started again, the work goes on."""
 
 
 @dataclass
@@ -59,6 +64,7 @@ def simulate(
     progress: bool = True,
     checkpoint: str | Path | None = None,
     checkpoint_every: int = 0,
+    until: float | None = None,
 ) -> History:
     """Run an algorithm for a number of rounds, all seeds side by side.
 
@@ -91,7 +97,9 @@ def simulate(
     progress
         Show a progress bar.
     checkpoint, checkpoint_every
-        Save to this file every so many rounds, and go on from it if it exists.
+        Save to this file every so many rounds and after the last, and go on from it if it exists.
+    until
+        Stop when ``time.monotonic()`` has passed this, leaving a checkpoint.
 
     Returns
     -------
@@ -102,6 +110,8 @@ def simulate(
     ------
     FedlibError
         For numbers out of range, two runs of one name and seed, or another run's checkpoint.
+    OutOfTime
+        When the time is over before the last round.
     """
     if rounds < 0 or evaluate_every < 1:
         raise FedlibError(
@@ -134,9 +144,13 @@ def simulate(
             look = done % evaluate_every == 0 if looks is None else done in looks
             if look or done == rounds:
                 _record(rows, diverged, measure(state, task), state, runs)
-            if checkpoint is not None and checkpoint_every and done % checkpoint_every == 0:
+            over = until is not None and done < rounds and time.monotonic() > until
+            due = checkpoint_every and (done % checkpoint_every == 0 or done == rounds)
+            if checkpoint is not None and (due or over):
                 _save(Path(checkpoint), state, rows, diverged, label)
             bar.update()
+            if over:
+                raise OutOfTime(f"{told}: stopped in time after {done:,} of {rounds:,} rounds.")
     lost: dict[str, dict[int, int]] = {}
     for (run, seed), t in diverged.items():
         lost.setdefault(run, {})[seed] = t

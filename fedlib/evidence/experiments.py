@@ -16,6 +16,7 @@ import torch
 
 import fedlib
 from fedlib import datasets
+from fedlib.engine import convolution
 from fedlib.errors import FedlibError, unknown
 from fedlib.evidence import claims, freshness, records, tuning
 from fedlib.evidence.catalogue import profiles, settings
@@ -49,6 +50,8 @@ def run(
     device: str = "auto",
     out: str | Path = "runs",
     progress: bool = True,
+    tf32: bool = False,
+    until: float | None = None,
 ) -> Record:
     """Run an experiment and store its record.
 
@@ -65,11 +68,21 @@ def run(
         from them when started again; the result is the same as without the interruption.
     progress
         Show progress bars.
+    tf32
+        Let a GPU multiply in TF32, with eleven bits of mantissa instead of twenty-four. The
+        manifest says so.
+    until
+        When to stop, by ``time.monotonic()``.
 
     Returns
     -------
     Record
         As :func:`fedlib.evidence.records.load` would return it.
+
+    Raises
+    ------
+    OutOfTime
+        When the time is over first. The same call goes on from there.
     """
     s = settings(paper, experiment, profile)
     chosen = _seeds(s, seeds)
@@ -77,19 +90,26 @@ def run(
     home = records.make_folder(records.folder(paper, out))
     tuned = _tuning(paper, s, profile, out)
     present = freshness.now(s)
-    mark = freshness.digest([repr((s, chosen, place, tuned)), present["code"], present["cards"]])
+    set_precision(tf32)
+    how = (s, chosen, place, tuned, *[tf32] * (place == "cuda"))
+    mark = freshness.digest([repr(how), present["code"], present["cards"]])
     folder = home / f".{experiment}.{profile}.{mark}"
     rules = _rules(paper, experiment, profile, chosen, out)
-    about, began = provenance(place), time.perf_counter()
+    began, commit, before = time.perf_counter(), _commit(), _seconds(folder)
     used = tuning.apply(s, tuned["chosen"]) if tuned else s
-    outcome = tuning.study(s["kind"])(Job(used, chosen, place, folder, progress))
+    try:
+        outcome = tuning.study(s["kind"])(Job(used, chosen, place, folder, progress, until=until))
+    finally:
+        seconds = before + time.perf_counter() - began
+        if folder.is_dir():
+            records.write(folder / "seconds", f"{seconds:.1f}".encode())
     manifest = {
         "paper": paper,
         "experiment": experiment,
         "profile": profile,
         "settings": s,
         "seeds": list(chosen),
-        "wall_seconds": round(time.perf_counter() - began, 1),
+        "wall_seconds": round(seconds, 1),
         "data": outcome.hashes,
         "fidelity": _fidelity(s["dataset"]) if outcome.hashes else "none",
         "diverged": outcome.diverged,
@@ -97,11 +117,18 @@ def run(
         "small": _small(paper, experiment),
         **({"tuning": tuned} if tuned else {}),
         **present,
-        **about,
+        **provenance(place),
+        "commit": commit,
     }
     records.save(out, outcome.frame, manifest)
     shutil.rmtree(folder, ignore_errors=True)
     return records.load(paper, experiment, profile, out)
+
+
+def _seconds(folder: Path) -> float:
+    """Return how long earlier starts of an unfinished run worked."""
+    kept = folder / "seconds"
+    return float(kept.read_text()) if kept.exists() else 0.0
 
 
 def _seeds(s: dict[str, Any], seeds: int | Sequence[int] | None) -> tuple[int, ...]:
@@ -226,15 +253,25 @@ def _fidelity(name: str) -> str:
     return ", ".join(sorted(found)) or "canonical"
 
 
+def set_precision(tf32: bool) -> None:
+    """Let products and convolutions on a GPU round their factors to TF32, or not."""
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
+
+
 def provenance(device: str) -> dict[str, Any]:
-    """Return what every stored number is kept with: device, versions, commit and date."""
+    """Return what every stored number is kept with: device, versions, commit and date.
+
+    On a GPU also whether TF32 was allowed, and which way of convolving was chosen for which shapes.
+    """
     versions = {
         "fedlib": fedlib.__version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": numpy.__version__,
     }
+    gpu = {"tf32": torch.backends.cuda.matmul.allow_tf32, "convolutions": convolution.told()}
     return {
+        **(gpu if device == "cuda" else {}),
         "device": _device_name(device),
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "versions": versions,

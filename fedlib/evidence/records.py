@@ -289,7 +289,7 @@ def join(
         raise FedlibError(f"Joining takes at least two records; got {len(held)}.")
     first, seeds = held[0].manifest, [seed for r in held for seed in r.manifest["seeds"]]
     for record, source in zip(held, sources, strict=True):
-        for key in ("settings", "code", "cards", "data", "fidelity", "tuning"):
+        for key in ("settings", "code", "cards", "data", "fidelity", "tuning", "tf32"):
             if record.manifest.get(key) != first.get(key):
                 raise FedlibError(
                     f"The record in {source} has other {key} than the one in {sources[0]}. "

@@ -68,7 +68,7 @@ def grid(job: Job) -> Outcome:
 def _at(job: Job, value: float) -> Outcome:
     s = job.settings
     runs = [{**run, "run": _name(run["run"], value), s["tunes"]: value} for run in s["runs"]]
-    out = study(s["study"])(replace(job, settings={**s, "runs": runs}))
+    out = study(s["study"])(replace(job, settings={**s, "runs": runs}, split=SEEDS[0]))
     names = {_name(run["run"], value): run["run"] for run in s["runs"]}
     frame = out.frame.assign(method=out.frame["run"].map(names), at=value)
     return Outcome(frame, out.diverged, out.hashes)

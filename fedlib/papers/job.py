@@ -30,6 +30,11 @@ class Job:
         Where unfinished work is kept, or None.
     progress
         Show progress bars.
+    split
+        The seed of the data's split, one for all runs: seeds run together or one by one are the
+        same runs.
+    until
+        When to stop, by ``time.monotonic()``; what is long passes it on to ``simulate``.
     """
 
     settings: Settings
@@ -37,6 +42,8 @@ class Job:
     device: str = "cpu"
     folder: Path | None = None
     progress: bool = True
+    split: int = 1
+    until: float | None = None
 
 
 @dataclass

@@ -96,12 +96,12 @@ def build_algorithm(s: Settings) -> FedAvg | GeneralizedFedAvg:
 def training(job: Job) -> Outcome:
     """Train every run of an experiment, all seeds side by side, after a common warm-up.
 
-    The split of the data is drawn once, with the first seed; models, minibatches and
+    The split of the data is drawn once, whatever the seeds; models, minibatches and
     participation differ between seeds. Finished runs are kept, so an interrupted experiment
     goes on where it stopped.
     """
     s = job.settings
-    task, hashes = build_task(s, job.seeds[0], job.device)
+    task, hashes = build_task(s, job.split, job.device)
     rounds = s["rounds"] // s["compression"]
     starts: dict[Participation, torch.Tensor] = {}
     frames, diverged = [], {}
@@ -124,6 +124,7 @@ def training(job: Job) -> Outcome:
             progress=job.progress,
             checkpoint=checkpoint_file(job, run["run"]),
             checkpoint_every=500,
+            until=job.until,
         )
         frames.append(history.frame.assign(round=lambda f: f["round"] - s["warmup_rounds"]))
         if history.diverged:
@@ -139,6 +140,8 @@ def warm_up(job: Job, task: Task, process: Participation) -> torch.Tensor:
     history = simulate(
         fedavg, task, s["warmup_rounds"], job.seeds,
         evaluate=lambda state, task: {}, name="warm-up", progress=job.progress,
+        checkpoint=checkpoint_file(job, f"warm-up {process}"),
+        checkpoint_every=500, until=job.until,
     )  # fmt: skip
     return history.state.x
 
@@ -195,7 +198,7 @@ def heterogeneity(job: Job) -> Outcome:
     All of them come from one Gram matrix of centred client gradients.
     """
     s, rows = job.settings, []
-    task, hashes = build_task(s, job.seeds[0], job.device)
+    task, hashes = build_task(s, job.split, job.device)
     start = warm_up(job, task, build_process(s))
     for r, seed in enumerate(job.seeds):
         gradients = task.client_gradients(start[r]).double().cpu()

@@ -101,7 +101,7 @@ def sweep(job: Job) -> Outcome:
         s = {**job.settings, **run}
         key = (s.get("silos"), s["clients"], tuple(s["model"]))
         if key not in tasks:
-            tasks[key], hashes = build_task(s, job.seeds[0], job.device)
+            tasks[key], hashes = build_task(s, job.split, job.device)
         task, Q = tasks[key], s["Q"]
         history = simulate(
             TDCD(s["lr"], Q, s["batch_size"]),
@@ -115,6 +115,7 @@ def sweep(job: Job) -> Outcome:
             progress=job.progress,
             checkpoint=checkpoint_file(job, run["run"]),
             checkpoint_every=max(1, 300 // Q),
+            until=job.until,
         )
         columns = dict(Q=Q, lr=s["lr"], silos=task.N, clients=s["clients"])
         frames.append(history.frame.assign(**columns))
@@ -180,7 +181,7 @@ def waiting(job: Job) -> Outcome:
     last silo's local steps that many times slower.
     """
     s = job.settings
-    task, hashes = build_task(s, job.seeds[0], job.device)
+    task, hashes = build_task(s, job.split, job.device)
     frames, staleness = [], []
     for run in s["runs"]:
         comm = ShiftedExponential(s["comm"] / 2, s["comm"] / 2)
@@ -194,7 +195,7 @@ def waiting(job: Job) -> Outcome:
             algorithm, task, s["ticks"], job.seeds, evaluate_every=s["evaluate_every"],
             splits=("train", "test"), limit=s["evaluate_on"], name=run["run"],
             callbacks=[lambda _, metrics, kept=kept: kept.extend(metrics["hub_rounds"])],
-            progress=job.progress,
+            progress=job.progress, until=job.until,
         )  # fmt: skip
         frames.append(history.frame)
         for seed in job.seeds:

@@ -1,0 +1,5 @@
+"""The command line as ``python -m fedlib``."""
+
+from fedlib.cli import main
+
+main()
