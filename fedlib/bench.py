@@ -231,7 +231,7 @@ def roofline(device: str, names: Iterable[str] | None = None) -> list[dict[str, 
         most = max(alone, key=alone.__getitem__)
         row = {"name": name} | {f"{w} [ms]": round(1000 * s, 3) for w, s in seconds.items()}
         row["ratio"] = round(seconds["plain loop"] / seconds["ours"], 2)
-        row |= {"GFLOP": round(cost.flops / 1e9, 2), "GB": round(cost.moved / 1e9, 3)}
+        row |= {"GFLOP": round(cost.flops / 1e9, 4), "GB": round(cost.moved / 1e9, 4)}
         row["launches"] = cost.launches
         row |= {f"{what} alone [ms]": round(1000 * s, 3) for what, s in alone.items()}
         row["held back by"] = f"{most}: alone {alone[most] / seconds['ours']:.0%} of our time"

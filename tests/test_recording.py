@@ -141,6 +141,9 @@ def test_costs_are_those_counted_by_hand():
     assert found.flops == 2 * 10 * 20 * 30
     assert found.made == 4 * 300 and found.launches == 2
     assert found.moved == 4 * (200 + 600 + 300) + 4 * (300 + 300)
+    w, x = torch.ones(3, 4, 6), torch.ones(3, 6, 5)
+    batched = cost.count(lambda: torch.zeros(3, 4, 5).baddbmm_(w, x))
+    assert batched.flops == 2 * 3 * 4 * 6 * 5, "in place, too"
     table, rows = torch.ones(1000, 8), torch.tensor([1, 5, 5])
     picked = cost.count(lambda: table.index_select(0, rows))
     assert picked.moved == 4 * (24 + 24) and picked.flops == 0 and picked.launches == 1

@@ -242,13 +242,12 @@ class FederatedDataset:
                 f"Client {client} has {len(own)} samples, fewer than a minibatch of {batch_size}. "
                 "Use a smaller batch_size, fewer clients, or batch_size=None for full batches."
             )
-        per_pass = len(own) // batch_size
-        rows = np.empty((steps, batch_size), dtype=np.int64)
-        for i in range(steps):
-            number, k = divmod(start + i, per_pass)
-            order = _pass_order(seed, client, number, len(own))
-            rows[i] = own[order[k * batch_size : (k + 1) * batch_size]]
-        return rows
+        per_pass, samples = len(own) // batch_size, steps * batch_size
+        first, last = start // per_pass, (start + steps - 1) // per_pass
+        passes = [_pass_order(seed, client, i, len(own)) for i in range(first, last + 1)]
+        order = np.concatenate([one[: per_pass * batch_size] for one in passes])
+        skip = (start - first * per_pass) * batch_size
+        return own[order[skip : skip + samples]].reshape(steps, batch_size)
 
     def full_batch(self, clients: Tensor | Sequence[int] | None = None) -> Batch:
         """Return every sample of each given client (default: all), padded with weight zero."""

@@ -102,7 +102,7 @@ def run(
     finally:
         seconds = before + time.perf_counter() - began
         if folder.is_dir():
-            records.write(folder / "seconds", f"{seconds:.1f}".encode())
+            records.write(folder / "seconds", f"{seconds:.3f}".encode())
     manifest = {
         "paper": paper,
         "experiment": experiment,

@@ -1,0 +1,244 @@
+"""The GPU command, run on the CPU: the same code on the other device."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import fedlib
+from fedlib import bench, gpu
+from fedlib.cli import app
+from fedlib.engine import local, recording
+from fedlib.engine.simulation import OutOfTime, simulate
+from fedlib.errors import FedlibError
+from fedlib.evidence import experiments, records
+from fedlib.papers.trials import TRIALS
+
+ROOT = Path(fedlib.__file__).parents[1]
+COMMAND = [sys.executable, "-m", "fedlib", "gpu", "--device", "cpu", "--profile", "smoke"]
+
+
+def started(out: Path) -> subprocess.Popen:
+    env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [*COMMAND, "--minutes", "5", "--out", str(out)]
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(command, env=env, cwd=out.parent, **pipes)
+
+
+def test_killed_and_started_again_it_ends_as_if_nothing_had_been(tmp_path):
+    out = tmp_path / "found"
+    first, deadline = started(out), time.monotonic() + 120
+    while not list(out.glob("seeds/1/participation/.fig1*/*.pt")):
+        assert first.poll() is None and time.monotonic() < deadline, first.communicate()
+        time.sleep(0.02)
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    held = json.loads((out / "gpu.json").read_text())
+    assert not list(out.glob("records/**/*.csv.gz"))
+    second = started(out)
+    told, errors = second.communicate(timeout=180)
+    assert second.returncode == 0, errors
+    found = json.loads((out / "gpu.json").read_text())
+    assert found["agree"] == held["agree"] and found["roofline"] == held["roofline"]
+    assert "agrees" not in told.split("2. How fast")[0], "nothing is tried twice"
+    assert {row["verdict"] for row in found["agree"]} == {"agrees"}
+    assert len(found["agree"]) == 2 * sum(
+        "resnet" not in n and "cifar" not in n for n in gpu.trials()
+    )
+    assert all(row["ours [ms]"] > 0 and row["GFLOP"] > 0 for row in found["roofline"])
+    assert [row["seeds"] for row in found["rounds"]] == [1, 10]
+    assert found["records"] == [
+        {"record": "participation/fig1.smoke", "seeds": 2, "done": [1, 2], "joined": True,
+         "under way": ""}
+    ]  # fmt: skip
+    assert (out / "gpu.txt").read_text().strip() in told
+    joined = records.load("participation", "fig1", "smoke", out / "records")
+    whole = experiments.run("participation", "fig1", "smoke", 2, "cpu", tmp_path / "w", False)
+    keys = ["run", "seed", "round", "split", "metric"]
+    frames = [r.frame.sort_values(keys).reset_index(drop=True) for r in (joined, whole)]
+    assert frames[0][keys].equals(frames[1][keys])
+    assert np.allclose(frames[0]["value"], frames[1]["value"], rtol=1e-5), "one by one or together"
+    assert joined.manifest["seeds"] == [1, 2] and joined.state.word == "fresh"
+
+
+def test_a_device_that_computes_something_else_is_noticed(monkeypatch):
+    build = TRIALS["FedAvg, small_cnn"]
+    assert gpu.compare(build, "float64", "cpu") < 1e-12
+    right = recording.Recording.__call__
+
+    def wrong(self, *inputs):
+        return right(self, *inputs) * (1 + 1e-6)
+
+    monkeypatch.setattr(recording.Recording, "__call__", wrong)
+    assert gpu.compare(build, "float64", "cpu") > gpu.TOLERANCE["float64"]
+
+
+def test_both_sides_go_different_ways(monkeypatch):
+    used = []
+    right = local.replayed
+
+    def seen(*args):
+        used.append("replayed")
+        return right(*args)
+
+    monkeypatch.setattr(local, "replayed", seen)
+    gpu.compare(TRIALS["FedAvg, mlp"], "float32", "cpu")
+    assert len(used) == gpu.ROUNDS
+    with local.everywhere("loop"), pytest.raises(ZeroDivisionError), local.everywhere("batched"):
+        raise ZeroDivisionError
+    assert local._default is None
+
+
+def test_what_differs_or_breaks_is_told_and_hides_nothing(monkeypatch):
+    def breaks(dtype):
+        raise RuntimeError("no kernel image\nis available")
+
+    monkeypatch.setattr(gpu, "trials", lambda: {"a": breaks, "b": TRIALS["FedAvg, mlp"]})
+    monkeypatch.setitem(gpu.TOLERANCE, "float64", -1.0)
+    found, told = {}, []
+    keep = found.__setitem__
+    gpu._agree("cpu", False, found, keep, told.append)
+    assert [(r["trial"], r["type"], r["verdict"]) for r in found["agree"]] == [
+        ("a", "float64", "failed"), ("a", "float32", "failed"),
+        ("b", "float64", "differs"), ("b", "float32", "agrees"),
+    ]  # fmt: skip
+    assert "RuntimeError: no kernel image" in told[1]
+    page = gpu.summary({**experiments.provenance("cpu"), "tf32": False, "source": "x", **found})
+    assert "1 of 4 trials agree" in page and "failed: a, float64 RuntimeError: no kernel" in page
+    assert "differs: b, float64" in page and "agrees: b" not in page
+    monkeypatch.setitem(gpu.TOLERANCE, "float64", 1e-9)
+    gpu._agree("cpu", False, found, keep, told.append)
+    assert [r["verdict"] for r in found["agree"]].count("agrees") == 2, "what failed is tried again"
+
+
+def test_another_code_or_device_keeps_nothing_but_records(tmp_path):
+    page = tmp_path / "gpu.json"
+    now = gpu._resumed(page, "cpu", False)
+    page.write_text(json.dumps(now | {"agree": [1], "date": "long ago"}))
+    assert gpu._resumed(page, "cpu", False)["agree"] == [1]
+    assert gpu._resumed(page, "cpu", False)["date"] != "long ago"
+    assert "agree" not in gpu._resumed(page, "cpu", True)
+    for key in ("device", "source"):
+        page.write_text(json.dumps(now | {"agree": [1], key: "another"}))
+        assert "agree" not in gpu._resumed(page, "cpu", False)
+    page.write_text("{")
+    with pytest.raises(FedlibError, match="cannot be read .* Delete it; records stay"):
+        gpu._resumed(page, "cpu", False)
+
+
+@pytest.mark.parametrize("wrong", [["--profile", "huge"], ["--device", "tpu"], ["--minutes", "0"]])
+def test_what_cannot_be_done_is_refused_at_once(wrong, tmp_path):
+    out = tmp_path / "found"
+    result = CliRunner().invoke(app, ["gpu", "--out", str(out), *wrong])
+    assert result.exit_code == 2 and not out.exists()
+
+
+def test_out_of_time_leaves_everything_to_go_on_from(tmp_path, monkeypatch):
+    args = ("participation", "fig1", "smoke", [1], "cpu", tmp_path / "a", False)
+    stops = 0
+    for _ in range(20):
+        try:
+            record = experiments.run(*args, until=time.monotonic() + 0.02)
+            break
+        except OutOfTime as stopped:
+            stops += 1
+            assert "stopped in time after" in str(stopped)
+    else:
+        record = experiments.run(*args)
+    assert stops > 1
+    whole = experiments.run(*args[:5], tmp_path / "b", False)
+    pd.testing.assert_frame_equal(record.frame, whole.frame)
+    assert record.manifest["wall_seconds"] >= 0.02 * stops, "earlier starts count"
+    assert not list((tmp_path / "a" / "participation").glob(".fig1*"))
+
+
+def test_a_round_is_finished_before_time_is_looked_at():
+    algorithm, task = TRIALS["FedAvg, mlp"](np.float64)
+    with pytest.raises(OutOfTime, match="after 1 of 3 rounds"):
+        simulate(algorithm, task, 3, until=0.0, progress=False)
+    assert simulate(algorithm, task, 1, until=0.0, progress=False).state.t == 1
+
+
+def test_records_wait_for_data_and_say_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu, "_agree", lambda *_: None)
+    monkeypatch.setattr(gpu, "_speed", lambda *_: None)
+
+    def missing(name):
+        raise FedlibError(f"{name} is not here.")
+
+    def no_run(*_):
+        raise FedlibError("digits cannot be fetched.")
+
+    monkeypatch.setattr(gpu.datasets, "get", missing)
+    monkeypatch.setattr(experiments, "run", no_run)
+    told = []
+    found = gpu.run(1, tmp_path, "cpu", "smoke", tell=told.append)
+    assert "The records will have to wait: digits is not here." in told
+    assert found["records"][0]["under way"] == "digits cannot be fetched."
+    assert "0 of 2 seeds; digits cannot be fetched." in (tmp_path / "gpu.txt").read_text()
+
+
+# --- the roofline ---------------------------------------------------------------------------------
+
+
+def test_a_roofline_row_follows_from_counts_and_measured_limits(monkeypatch):
+    monkeypatch.setattr(
+        bench, "limits", lambda device: {"flops": 1e9, "bytes": 1e8, "launch": 1e-6}
+    )
+    monkeypatch.setattr(
+        bench, "measure", lambda works, device: dict(zip(works, (0.4, 0.2, 0.1), strict=True))
+    )
+    (row,) = bench.roofline("cpu", ["logistic 60-2"])
+    flops = 5 * 50 * 2 * (2 * 16 * 60 * 2)  # forward and the weights' gradient; none for x
+    assert row["plain loop [ms]"] == 400 and row["ours [ms]"] == 100 and row["ratio"] == 4
+    assert row["GFLOP"] == round(flops / 1e9, 4)
+    assert row["arithmetic alone [ms]"] == pytest.approx(flops / 1e9 * 1000, abs=1e-3)
+    assert row["launches alone [ms]"] == pytest.approx(row["launches"] * 1e-3, abs=1e-3)
+    assert row["GB"] > 4 * 5 * 50 * 60 * 16 / 1e9, "the images alone"
+    share = row["memory alone [ms]"] / 100
+    assert row["held back by"] == f"memory: alone {share:.0%} of our time"
+
+
+def test_limits_and_whole_rounds_are_measured():
+    can = bench.limits("cpu")
+    assert can["flops"] > 1e9 and can["bytes"] > 1e8 and 0 < can["launch"] < 1e-3
+    found = bench.whole_rounds("cpu", 1, 0.3, 4000)
+    assert found["seeds"] == 1 and found["rounds"] >= 1
+    assert found["seed-rounds a second"] == pytest.approx(
+        found["rounds"] / found["seconds"], rel=0.1
+    )
+
+
+def test_a_slow_machine_takes_fewer_turns(monkeypatch):
+    now = [0.0]
+
+    def work():
+        now[0] += 1
+
+    monkeypatch.setattr(bench.time, "perf_counter", lambda: now[0])
+    assert bench.measure({"a": work}, repeats=5, seconds=7) == {"a": 1}
+    assert now[0] == 8
+
+
+def test_precision_is_kept_with_what_was_measured(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    before = torch.backends.cuda.matmul.allow_tf32
+    try:
+        for chosen in (True, False):
+            experiments.set_precision(chosen)
+            assert experiments.provenance("cuda")["tf32"] is chosen
+            assert torch.backends.cudnn.allow_tf32 is chosen
+    finally:
+        experiments.set_precision(before)
+    assert "tf32" not in experiments.provenance("cpu")
