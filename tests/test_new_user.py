@@ -195,3 +195,7 @@ def test_the_guide_runs_as_it_stands_and_its_example_is_fedprox(capsys):
     ).state
     for r, seed in enumerate(SEEDS):
         assert (state.x[r] - plain_fedprox(task, process, seed, 0.2)).abs().max() < 1e-12
+    ahead = simulate(
+        names["AheadFedProx"](process, 0.2, STEPS, B, mu=MU), task, ROUNDS, SEEDS, progress=False
+    ).state
+    assert torch.equal(ahead.x, state.x), "drawn ahead or in turn"

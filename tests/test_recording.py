@@ -144,6 +144,13 @@ def test_costs_are_those_counted_by_hand():
     w, x = torch.ones(3, 4, 6), torch.ones(3, 6, 5)
     batched = cost.count(lambda: torch.zeros(3, 4, 5).baddbmm_(w, x))
     assert batched.flops == 2 * 3 * 4 * 6 * 5, "in place, too"
+    x, w, b = images(True)
+
+    def convolved():
+        out = convolution.grouped(x, w, b)
+        torch.autograd.grad(out.sum(), (x, w, b))
+
+    assert cost.count(convolved).flops == 3 * 2 * (3 * 4 * 5 * 9 * 7) * (2 * 5 * 5)
     table, rows = torch.ones(1000, 8), torch.tensor([1, 5, 5])
     picked = cost.count(lambda: table.index_select(0, rows))
     assert picked.moved == 4 * (24 + 24) and picked.flops == 0 and picked.launches == 1

@@ -11,12 +11,13 @@ from torch.nn import functional as F
 
 
 def unfolded(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Lay out every patch once, and multiply: one batched product for all copies."""
+    """Lay out the patches of each image as columns, and multiply them by their copy's filters."""
     copies, batch, _, height, width = x.shape
     reach = weight.shape[-1]
-    patches = F.unfold(x.flatten(0, 1), reach, padding=reach // 2).unflatten(0, (copies, batch))
-    h = torch.einsum("cok,cbkl->cbol", weight.flatten(2), patches) + bias[:, None, :, None]
-    return h.unflatten(-1, (height, width))
+    patches = F.unfold(x.flatten(0, 1), reach, padding=reach // 2)  # [copies B, in k k, H W]
+    filters = weight.flatten(2).repeat_interleave(batch, 0)
+    h = torch.baddbmm(bias.repeat_interleave(batch, 0).unsqueeze(2), filters, patches)
+    return h.view(copies, batch, -1, height, width)
 
 
 def grouped(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

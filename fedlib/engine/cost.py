@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -47,15 +48,25 @@ class Cost:
 
 def count(work: Callable[[], Any]) -> Cost:
     """Do some work and count what it costs."""
-    flops = FlopCounterMode(display=False, custom_mapping={torch.ops.aten.baddbmm_: _in_place})
+    flops = FlopCounterMode(display=False, custom_mapping=OURS)
     with flops, _Traffic() as traffic:
         work()
     return Cost(flops.get_total_flops(), traffic.moved, traffic.made, traffic.launches)
 
 
 def _in_place(added: Any, a: Any, b: Any, **_: Any) -> int:
-    """Count a batched product that is added in place, by shapes; PyTorch counts the others."""
+    """Count a batched product that is added in place, by shapes."""
     return 2 * a[0] * a[1] * a[2] * b[2]
+
+
+def _backward(slope: Any, x: Any, weight: Any, *_: Any, output_mask: Any = None, **__: Any) -> int:
+    """Count a convolution's gradients, each as much as the convolution, whatever its groups."""
+    due = output_mask or _[-1]
+    return 2 * math.prod(slope) * math.prod(weight[1:]) * sum(due[:2])
+
+
+OURS = {torch.ops.aten.baddbmm_: _in_place, torch.ops.aten.convolution_backward: _backward}
+"""Operations that PyTorch does not count, or counts too high."""
 
 
 class _Traffic(TorchDispatchMode):

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedlib.engine.convolution import convolve
 from fedlib.engine.model import Model
 from fedlib.errors import unknown
 
@@ -102,11 +103,8 @@ def _two_conv(views: dict[str, Tensor], x: Tensor) -> Tensor:
         return torch.stack([_two_conv_alone(*one) for one in zip(x, *weights, strict=True)])
     h = x
     for layer in layers:
-        copies, batch, _, height, width = h.shape
-        patches = F.unfold(h.flatten(0, 1), 5, padding=2).unflatten(0, (copies, batch))
-        h = torch.einsum("cok,cbkl->cbol", views[f"{layer}.weight"].flatten(2), patches)
-        h = F.relu(h + views[f"{layer}.bias"][:, None, :, None]).unflatten(-1, (height, width))
-        h = F.max_pool2d(h.flatten(0, 1), 2).unflatten(0, (copies, batch))
+        h = convolve(h, views[f"{layer}.weight"], views[f"{layer}.bias"])
+        h = F.relu(F.max_pool2d(h.flatten(0, 1), 2)).unflatten(0, h.shape[:2])
     return h.flatten(2)
 
 

@@ -50,7 +50,9 @@ class Algorithm(Protocol[S, K]):
     """Two pure functions; a frozen dataclass whose fields are the paper's symbols.
 
     A class attribute ``per_run`` may name the fields that may hold one value a run, for
-    :func:`~fedlib.engine.sweeps.sweep`.
+    :func:`~fedlib.engine.sweeps.sweep`. A generator ``draws(state, task)`` may say beforehand what
+    chance decides in each of the next rounds; ``round`` then takes a third argument, ``drawn``, see
+    :mod:`fedlib.engine.draws`.
     """
 
     def init(self, task: K, seeds: Sequence[int]) -> S:
