@@ -296,3 +296,24 @@ def test_obtain_reads_or_runs(tmp_path, monkeypatch):
     monkeypatch.setattr(experiments.tuning, "study", None)
     read = experiments.obtain(PAPER, "figB1", "replay", out=tmp_path)
     assert read.path == made.path and read.frame.equals(made.frame)
+
+
+@pytest.mark.parametrize("name", ["fig1", "figD2", "figD3", "figD1"])
+def test_runs_in_one_batch_are_the_runs_apart(name):
+    """Bit for bit; one run of figD2 is made to lose a seed, another both."""
+    s = experiments.settings(PAPER, name, "smoke")
+    if name == "figD2":
+        s = s | {
+            "runs": [run | {"lr": 1e12 if run["lr"] == 0.1 else run["lr"]} for run in s["runs"]]
+        }
+    whole = studies.training(Job(s, (1, 2), progress=False))
+    apart = [
+        studies.training(Job(s | {"runs": [run]}, (1, 2), progress=False)) for run in s["runs"]
+    ]
+    frame = pd.concat([one.frame for one in apart], ignore_index=True)
+    pd.testing.assert_frame_equal(whole.frame, frame, check_exact=True)
+    assert whole.diverged == {k: v for one in apart for k, v in one.diverged.items()}
+    assert bool(whole.diverged) == (name == "figD2")
+    algorithms = {run["run"]: studies.build_algorithm({**s, **run}) for run in s["runs"]}
+    sizes = [len(names) for names, _ in studies.batches(algorithms, 2)]
+    assert sizes == {"fig1": [1, 2, 1, 1], "figD2": [5, 5], "figD3": [5], "figD1": [1, 1]}[name]

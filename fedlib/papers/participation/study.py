@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -96,41 +97,73 @@ def build_algorithm(s: Settings) -> FedAvg | GeneralizedFedAvg:
 def training(job: Job) -> Outcome:
     """Train every run of an experiment, all seeds side by side, after a common warm-up.
 
-    The split of the data is drawn once, whatever the seeds; models, minibatches and
-    participation differ between seeds. Finished runs are kept, so an interrupted experiment
-    goes on where it stopped.
+    Runs that differ in rates alone are rows of one batch, too, and end as if run apart. The split
+    of the data is drawn once, whatever the seeds; models, minibatches and participation differ
+    between seeds. Finished batches are kept, so an interrupted experiment goes on where it stopped.
     """
     s = job.settings
     task, hashes = build_task(s, job.split, job.device)
-    rounds = s["rounds"] // s["compression"]
+    rounds, seeds = s["rounds"] // s["compression"], job.seeds
     starts: dict[Participation, torch.Tensor] = {}
-    frames, diverged = [], {}
-    for run in s["runs"]:
-        each = {**s, **run}
-        algorithm = build_algorithm(each)
+    frames, diverged = {}, {}
+    algorithms = {run["run"]: build_algorithm({**s, **run}) for run in s["runs"]}
+    for names, algorithm in batches(algorithms, len(seeds)):
         process = algorithm.participation
         if process not in starts:
             starts[process] = warm_up(job, task, process)
+        start = starts[process].repeat(len(names), 1)
+        every = seeds * len(names)
         history = simulate(
             algorithm,
             task,
             rounds,
-            job.seeds,
-            state=algorithm.init(task, job.seeds, starts[process], s["warmup_rounds"]),
+            every,
+            state=algorithm.init(task, every, start, s["warmup_rounds"]),
             evaluate_every=s["evaluate_every"],
             splits=("train", "test"),
             limit=s["evaluate_on"],
-            name=run["run"],
+            name=[name for name in names for _ in seeds],
             progress=job.progress,
-            checkpoint=checkpoint_file(job, run["run"]),
+            checkpoint=checkpoint_file(job, names[0]),
             checkpoint_every=500,
             until=job.until,
         )
-        frames.append(history.frame.assign(round=lambda f: f["round"] - s["warmup_rounds"]))
-        if history.diverged:
-            lost = {seed: t - s["warmup_rounds"] for seed, t in history.diverged.items()}
-            diverged[run["run"]] = lost
-    return Outcome(pd.concat(frames, ignore_index=True), diverged, hashes)
+        frame = history.frame.assign(round=lambda f: f["round"] - s["warmup_rounds"])
+        for name in names:
+            frames[name] = frame[frame["run"] == name]
+            if lost := history.diverged.get(name):
+                lost = {seed: t - s["warmup_rounds"] for seed, t in lost.items()}
+                diverged[name] = lost
+                if len(lost) == len(seeds):  # alone it would have ended here
+                    frames[name] = frames[name].query(f"round <= {max(lost.values())}")
+    told = [frames[run["run"]] for run in s["runs"]]
+    diverged = {run["run"]: diverged[run["run"]] for run in s["runs"] if run["run"] in diverged}
+    return Outcome(pd.concat(told, ignore_index=True), diverged, hashes)
+
+
+def batches(
+    algorithms: dict[str, FedAvg | GeneralizedFedAvg], seeds: int
+) -> list[tuple[list[str], FedAvg | GeneralizedFedAvg]]:
+    """Put runs that differ only in what each row may have of its own into one algorithm.
+
+    Returns
+    -------
+    list
+        Names of runs, and the algorithm for ``seeds`` rows of each, in the order of the names.
+    """
+    alike: dict[Any, list[str]] = {}
+    for name, algorithm in algorithms.items():
+        plain = replace(algorithm, **dict.fromkeys(algorithm.per_run, 1.0))
+        alike.setdefault(plain, []).append(name)
+    found = []
+    for names in alike.values():
+        first, own = algorithms[names[0]], {}
+        for field in first.per_run:
+            values = [getattr(algorithms[name], field) for name in names]
+            if len(set(values)) > 1:
+                own[field] = tuple(value for value in values for _ in range(seeds))
+        found.append((names, replace(first, **own)))
+    return found
 
 
 def warm_up(job: Job, task: Task, process: Participation) -> torch.Tensor:
