@@ -65,6 +65,42 @@ def test_batched_gradient_equals_autograd_on_each_copy(name):
         assert torch.allclose(gradients[c], alone, atol=1e-12)
 
 
+SHAPES = [(1, 28, 28), (3, 32, 32), (2, 9, 7), (1, 4, 5), (3, 5, 6)]
+
+
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("copies, samples", [(1, 1), (2, 13)])
+def test_pooling_and_its_gradient_are_the_modules(shape, ties, copies, samples):
+    """Also where several pixels of a window are equally large, zero, or all of them negative."""
+    builds = {SHAPES[0]: models.fashion_cnn, SHAPES[1]: models.cifar_cnn}
+    model = builds.get(shape, lambda: models.small_cnn(shape, 3))()
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((copies, samples, *shape))
+    theta = 0.05 * rng.standard_normal((copies, model.size))
+    if ties:
+        x, theta = rng.integers(-1, 2, x.shape).astype(float), np.round(10 * theta)
+        x[:, -1] = 0
+    x, theta = torch.from_numpy(x), torch.from_numpy(theta)
+    leaf = theta.clone().requires_grad_()
+    out = model.apply(leaf, x)
+    slope = torch.from_numpy(rng.integers(-2, 3, out.shape).astype(float))
+    (gradient,) = torch.autograd.grad(out, leaf, slope)
+    with torch.no_grad():
+        assert torch.equal(model.apply(theta, x), out)
+    for c in range(copies):
+        module = _module_with(model, theta[c])
+        sample = x[c].clone().requires_grad_()
+        alone = module(sample)
+        expected = torch.autograd.grad(alone, [sample, *module.parameters()], slope[c])
+        flat = parameters_to_vector(expected[1:])
+        assert (out[c] - alone).abs().max() <= 1e-12 * alone.abs().max()
+        assert (gradient[c] - flat).abs().max() <= 1e-12 * flat.abs().max()
+        again = x[c : c + 1].clone().requires_grad_()
+        (found,) = torch.autograd.grad(model.apply(theta[c : c + 1], again)[0], again, slope[c])
+        assert (found[0] - expected[0]).abs().max() <= 1e-12 * expected[0].abs().max()
+
+
 def test_resnet18_batched_equals_the_module():
     model = models.resnet18((3, 16, 16), 3)
     theta = model.init(stream(0, "init"), 2)
