@@ -161,6 +161,25 @@ def scoreboard() -> Iterator[str]:
             yield f"| {claimed} | {', '.join(f'`{word}`' for word in experiments)} |"
         first = catalogue.command(name, catalogue.names(name)[0], "runs")
         yield from ("", "```bash", first, f"fedlib claims {name} --out runs", "```", "")
+        yield from (at_full_scale(name), "")
+
+
+def at_full_scale(paper: str) -> str:
+    """Say which records of the profile ``paper`` are stored, or that none is."""
+    from fedlib.evidence import records
+
+    held = [r.manifest for r in records.stored() if r.manifest["profile"] == "paper"]
+    told = [
+        f"`{m['experiment']}` ({len(m['seeds'])} seeds, {m['device']})"
+        for m in held
+        if m["paper"] == paper
+    ]
+    if told:
+        return f"Stored at the paper's own scale: {', '.join(told)}."
+    return (
+        "No record at the paper's own scale is stored yet. Such records want a GPU; `make gpu` "
+        "makes those that are wanted most, seed by seed."
+    )
 
 
 def errata() -> Iterator[str]:

@@ -78,7 +78,7 @@ def run(
     """Run an experiment and store its record. Interrupted, it goes on when started again."""
     from fedlib.evidence import experiments
 
-    record = experiments.run(paper, experiment, profile, seeds, device, out, tf32=tf32)
+    record = experiments.run(paper, experiment, profile, seeds, device, out, True, tf32)
     for name, where in record.manifest["diverged"].items():
         seeds = ", ".join(f"seed {seed} by round {t}" for seed, t in where.items())
         typer.echo(f"{name} diverged: {seeds}.")

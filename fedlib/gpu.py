@@ -6,6 +6,7 @@ another, the command goes on: what the same code has found on the same device is
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib
 import importlib.util
@@ -21,10 +22,10 @@ import numpy as np
 import torch
 
 from fedlib import bench, datasets
-from fedlib.engine import convolution
-from fedlib.engine.draws import upload
+from fedlib.engine import convolution, recording
 from fedlib.engine.local import everywhere
-from fedlib.engine.simulation import OutOfTime
+from fedlib.engine.rng import stream
+from fedlib.engine.simulation import OutOfTime, simulate
 from fedlib.errors import FedlibError
 from fedlib.evidence import catalogue, experiments, records
 from fedlib.papers import trials as shared
@@ -36,10 +37,13 @@ WANTED = [("participation", name) for name in ("fig1", "fig2", "figD3", "figD2",
 TOLERANCE = {"float64": 1e-9, "float32": 1e-3}
 """How far a device may end from the CPU after some rounds, as a part of the way gone."""
 
+COARSE = 0.05  # the same for float32 whose products round to TF32
+
 GOALS = {1: 1000, 10: 3000}
 """Seed-rounds a second of Figure 1's CNN that one H100 should reach, by seeds side by side."""
 
-ROUNDS = 5  # the third is recorded, the fourth and fifth are replayed
+ROUNDS = 9  # the third round of a kind is recorded, later ones are replayed
+LONG = 70  # more than a block of draws
 SEEDS = (1, 2)
 
 
@@ -93,7 +97,7 @@ def run(
             datasets.get(name)
         except FedlibError as error:
             tell(f"The records will have to wait: {error}")
-    _agree(place, small, found, keep, tell)
+    _agree(place, small, until, found, keep, tell)
     _speed(place, small, until, found, keep, tell)
     _records(wanted, profile, place, tf32, until, home, keep, tell)
     tell("")
@@ -102,18 +106,26 @@ def run(
 
 
 def _resumed(page: Path, place: str, tf32: bool) -> dict[str, Any]:
-    """Return what an earlier start found, when it ran the same code on the same device."""
+    """Return what an earlier start found, when it ran the same code on the same device.
+
+    What another code or device found is kept beside, under its date.
+    """
     about = {**experiments.provenance(place), "tf32": tf32, "source": _source()}
-    same = ("device", "tf32", "source")
     try:
-        held = json.loads(page.read_text())
+        held = json.loads(page.read_text("utf-8"))
+        when, torchs = held["date"], [one["versions"]["torch"] for one in (held, about)]
+        same = all(held[key] == about[key] for key in ("device", "tf32", "source"))
     except FileNotFoundError:
         return about
-    except (OSError, ValueError) as error:
-        raise FedlibError(f"{page} cannot be read ({error}). Delete it; records stay.") from error
-    if [held.get(key) for key in same] != [about[key] for key in same]:
-        return about
-    return {**held, **about}
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise FedlibError(
+            f"{page} is not what this command writes ({error!r}). Delete it, or choose another "
+            "folder with --out; records of seeds stay."
+        ) from error
+    if same and torchs[0] == torchs[1]:
+        return {**held, **about}
+    page.rename(page.with_name(f"gpu.{when[:19].replace(':', '-')}.json"))
+    return about
 
 
 def _source() -> str:
@@ -138,60 +150,109 @@ def trials() -> dict[str, Trial]:
     return found
 
 
-def compare(build: Trial, dtype: str, device: str) -> float:
+def compare(build: Trial, dtype: str, device: str, rounds: int = ROUNDS) -> float:
     """Return how far a device ends from the CPU after the same draws, as a part of the way gone.
 
     The CPU takes one copy after the other, the device all of them, recorded and replayed. The
-    models count, and the loss that each side reports.
+    models count, and the loss that each side reports. On a GPU a trial whose steps could be
+    recorded, and were not, is an error.
     """
     algorithm, task = build(np.dtype(dtype))
-    start = algorithm.init(task, SEEDS)
-    block = list(itertools.islice(algorithm.draws(start, task), ROUNDS))
-    ends, losses = [], []
+    start, ends, losses = algorithm.init(task, SEEDS), [], []
     for backend, place in (("loop", "cpu"), ("recorded", device)):
         there = task.to(place)
         with everywhere(backend):
-            state = algorithm.init(there, SEEDS)
-            for drawn in upload(block, place):
-                state, _ = algorithm.round(state, there, drawn)
-        ends.append(state.x)
-        losses.append(there.evaluate(state.x, "test")["loss"])
-    gap = ((losses[0] - losses[1]).abs() / losses[0].abs()).max().item()
-    return max(apart(ends[1], ends[0], start.x), gap)
+            history = simulate(
+                algorithm, there, rounds, SEEDS, evaluate_every=rounds, splits=("test",),
+                progress=False,
+            )  # fmt: skip
+        ends.append(history.state.x)
+        last = history.frame.query("metric == 'loss'").tail(len(SEEDS))
+        losses.append(torch.tensor(last["value"].to_numpy()))
+        kept = getattr(there, "recordings", {}).values()
+        if device == "cuda" == place and kept and not any(_replays(held) for held in kept):
+            raise FedlibError(f"Nothing was recorded: {'; '.join(recording.BROKEN) or 'why?'}")
+        getattr(there, "recordings", {}).clear()
+    gaps = [_apart(*ends, start.x), _apart(*losses, torch.zeros_like(losses[0]))]
+    return float(np.max(gaps))  # nan, too, is the larger one
 
 
-def apart(one: torch.Tensor, other: torch.Tensor, start: torch.Tensor) -> float:
+def _replays(held: Any) -> bool:
+    return isinstance(held, recording.Recording) and held.replays
+
+
+def _apart(one: torch.Tensor, other: torch.Tensor, start: torch.Tensor) -> float:
     """Return how far two results are from each other, as a part of the way from the start."""
     one, other, start = (x.double().cpu() for x in (one, other, start))
-    way = (other - start).norm().item()
+    way = (one - start).norm().item()
     return (one - other).norm().item() / way if way else float("inf")
 
 
-def _agree(place: str, small: bool, found: dict, keep: Callable, tell: Callable) -> None:
-    every = trials()
-    if small:
-        every = {
-            name: build
-            for name, build in every.items()
-            if not ("resnet" in name or "cifar" in name)
-        }
-    rows = [row for row in found.get("agree", []) if row["trial"] in every]
-    done = {(row["trial"], row["type"]) for row in rows if row["verdict"] == "agrees"}
-    rows = [row for row in rows if (row["trial"], row["type"]) in done]
-    tell(f"\n1. Is it right? {len(every)} trials, {place} against the CPU.")
-    for name, build in every.items():
-        for dtype, allowed in TOLERANCE.items():
-            if (name, dtype) in done:
-                continue
-            try:
-                gap, why = compare(build, dtype, place), ""
-            except Exception as error:  # one broken trial hides no other
-                gap, why = float("nan"), f"{type(error).__name__}: {error}".splitlines()[0]
-            verdict = "failed" if why else ("agrees" if gap <= allowed else "differs")
-            row = {"trial": name, "type": dtype, "apart": gap, "allowed": allowed}
-            rows.append(row | {"verdict": verdict, "why": why})
-            tell(f"   {verdict:8} {gap:8.1e} (allowed {allowed:.0e})  {dtype}  {name} {why}")
-            keep("agree", rows)
+SHAPES = {"first": ((10, 16, 1, 28, 28), 32), "second": ((10, 16, 32, 14, 14), 32)}
+
+
+def ways_apart(layer: str, way: str, dtype: str, device: str) -> float:
+    """Return how far a way of convolving on a device is from one copy after the other on the CPU.
+
+    In the shapes of Figure 1's CNN: the result and the gradients of filters and biases.
+    """
+    shape, filters = SHAPES[layer]
+    rng = stream(0, "ways", len(layer))
+    sizes = (shape, (shape[0], filters, shape[2], 5, 5), (shape[0], filters))
+    given = [torch.from_numpy(rng.standard_normal(size).astype(dtype)) for size in sizes]
+    ends = []
+    for place, convolved in (("cpu", convolution.one_by_one), (device, convolution.WAYS[way])):
+        x, weight, bias = (tensor.to(place) for tensor in given)
+        weight.requires_grad_(), bias.requires_grad_()
+        out = convolved(x, weight, bias)
+        ends.append([out, *torch.autograd.grad(out.square().mean(), (weight, bias))])
+    pairs = zip(*[[t.detach() for t in end] for end in ends], strict=True)
+    return float(np.max([_apart(one, other, torch.zeros_like(one)) for one, other in pairs]))
+
+
+def _agree(
+    place: str, small: bool, until: float, found: dict, keep: Callable, tell: Callable
+) -> None:
+    every: dict[str, Callable[[str], float]] = {
+        name: functools.partial(_compared, build, place)
+        for name, build in trials().items()
+        if not (small and ("resnet" in name or "cifar" in name))
+    }
+    every[f"FedAvg, {LONG} rounds"] = functools.partial(
+        _compared, shared.TRIALS["FedAvg, mlp"], place, rounds=LONG
+    )
+    for layer, way in itertools.product(SHAPES, convolution.WAYS):
+        every[f"convolution, {layer} layer, {way}"] = functools.partial(
+            _ways_compared, layer, way, place
+        )
+    rows = [row for row in found.get("agree", []) if row["verdict"] == "agrees"]
+    done = {(row["trial"], row["type"]) for row in rows}
+    allowed = TOLERANCE | ({"float32": COARSE} if found["tf32"] else {})
+    tell(f"\n1. Is it right? {len(every)} trials on {place}, compared with the CPU.")
+    for name, dtype in itertools.product(every, allowed):
+        if (name, dtype) in done or time.monotonic() > until:
+            continue
+        try:
+            gap, why = every[name](dtype), ""
+        except Exception as error:  # one broken trial hides no other
+            gap, why = None, f"{type(error).__name__}: {error}".splitlines()[0]
+        if gap is not None and not np.isfinite(gap):
+            gap, why = None, "the results are not finite"
+        right = gap is not None and gap <= allowed[dtype]
+        verdict = "agrees" if right else ("failed" if why else "differs")
+        row = {"trial": name, "type": dtype, "apart": gap, "allowed": allowed[dtype]}
+        rows.append(row | {"verdict": verdict, "why": why})
+        far = "" if gap is None else f"{gap:.1e} apart, {allowed[dtype]:.0e} allowed"
+        tell(f"   {verdict:8} {dtype}  {name}: {far}{why}")
+        keep("agree", rows)
+
+
+def _compared(build: Trial, place: str, dtype: str, rounds: int = ROUNDS) -> float:
+    return compare(build, dtype, place, rounds)
+
+
+def _ways_compared(layer: str, way: str, place: str, dtype: str) -> float:
+    return ways_apart(layer, way, dtype, place)
 
 
 # --- how fast is it? ------------------------------------------------------------------------------
@@ -200,27 +261,44 @@ def _agree(place: str, small: bool, found: dict, keep: Callable, tell: Callable)
 def _speed(
     place: str, small: bool, until: float, found: dict, keep: Callable, tell: Callable
 ) -> None:
-    names = list(bench.WORK)[:2] if small else list(bench.WORK)
-    rows = found.get("roofline", [])
-    tell("\n2. How fast is it? Local steps, and whole rounds of Figure 1's CNN.")
-    for name in names:
-        if name not in [row["name"] for row in rows] and time.monotonic() < until:
-            rows = rows + bench.roofline(place, [name])
-            keep("roofline", rows)
-            last = rows[-1]
-            tell(f"   {name}: {last['ours [ms]']} ms, {last['ratio']} times the plain loop's speed,"
-                 f" held back by {last['held back by']}")  # fmt: skip
-    rows = found.get("rounds", [])
+    tell("\n2. How fast is it? Five local steps, and whole rounds of Figure 1's CNN.")
+
+    def measured(part: str, key: str, one: Any, work: Callable[[], dict]) -> None:
+        """Do some work once, keep the row, and say what stands in its way."""
+        rows = found.get(part, [])
+        if one in [row[key] for row in rows] or time.monotonic() > until:
+            return
+        try:
+            row = work()
+        except RuntimeError as error:  # out of memory, say
+            tell(f"   {one}: {type(error).__name__}: {error}".splitlines()[0])
+            return
+        keep(part, [*rows, row])
+        tell(f"   {_told(part, row)}")
+
+    for name in list(bench.WORK)[:2] if small else bench.WORK:
+        measured("roofline", "name", name, lambda name=name: bench.roofline(place, [name])[0])
+    size = (0.5, 4000) if small else (8.0, 60_000)
     for seeds, goal in GOALS.items():
-        if seeds not in [row["seeds"] for row in rows] and time.monotonic() < until:
-            counted = bench.whole_rounds(place, seeds, *((0.5, 4000) if small else (8.0, 60_000)))
-            rows = [*rows, counted | {"goal": goal}]
-            keep("rounds", rows)
-            tell(f"   {seeds} seed{'s' * (seeds > 1)}: {counted['seed-rounds a second']} "
-                 f"seed-rounds a second; the goal on one H100 is {goal}")  # fmt: skip
+        measured("rounds", "seeds", seeds, lambda seeds=seeds, goal=goal:
+                 bench.whole_rounds(place, seeds, *size) | {"goal": goal})  # fmt: skip
     if place == "cuda" and "compiled" not in found and time.monotonic() < until - 300:
         keep("compiled", _compiled())
-        tell(f"   torch.compile instead of a recording: {found['compiled']}")
+        tell(f"   torch.compile in place of a recording: {found['compiled']}")
+
+
+def _told(part: str, row: dict[str, Any]) -> str:
+    """Put a row of the second part into words."""
+    if part == "roofline":
+        return (
+            f"{row['name']}: {row['ours [ms]']:.3f} ms, {row['ratio']} times as fast as a plain "
+            f"loop; held back by {row['held back by']}; {row['copies that fit']:,} copies fit"
+        )
+    speed = row["seed-rounds a second"]
+    return (
+        f"whole rounds, {row['seeds']} seeds side by side: {speed:,} seed-rounds a second, "
+        f"{speed / row['goal']:.1%} of the goal for one large GPU"
+    )
 
 
 def _compiled() -> dict[str, Any]:
@@ -253,31 +331,39 @@ def _records(
         seeds = range(1, 1 + catalogue.settings(paper, experiment, profile)["seeds"])
         row = {"record": f"{paper}/{experiment}.{profile}", "seeds": len(seeds), "done": []}
         rows.append(row | {"joined": False, "under way": ""})
-        for seed in seeds:
-            source = home / "seeds" / str(seed)
-            name = f"{experiment}.{profile}.json"
-            try:
-                if not (records.folder(paper, source) / name).exists():
+        sources = [home / "seeds" / (place + "-tf32" * tf32) / str(seed) for seed in seeds]
+        try:
+            for seed, source in zip(seeds, sources, strict=True):
+                if not _there(paper, experiment, profile, source):
+                    rows[-1]["under way"] = f"seed {seed}"
+                    tell(f"   {rows[-1]['record']}: seed {seed} is begun, or goes on")
                     experiments.run(
                         paper, experiment, profile, [seed], place, source,
                         sys.stderr.isatty(), tf32, until,
                     )  # fmt: skip
-                    tell(f"   {rows[-1]['record']}: seed {seed} is done")
-            except OutOfTime as stopped:
-                rows[-1]["under way"] = f"seed {seed}, {stopped}"
-            except FedlibError as error:
-                rows[-1]["under way"] = str(error)
-            if rows[-1]["under way"]:
-                tell(f"   {rows[-1]['record']}: {rows[-1]['under way']}")
+                rows[-1]["done"].append(seed)
+                rows[-1]["under way"] = ""
                 keep("records", rows)
-                return
-            rows[-1]["done"].append(seed)
+            joined = records.join(paper, experiment, profile, sources, home / "records")
+            rows[-1]["joined"] = True
+            tell(f"   Wrote {joined.path}")
+        except OutOfTime as stopped:
+            rows[-1]["under way"] += f", {stopped}"
+            tell(f"   {rows[-1]['record']}: {rows[-1]['under way']}")
+            return
+        except (FedlibError, RuntimeError) as error:  # the next one may still be possible
+            rows[-1]["under way"] = str(error)
+            tell(f"   {rows[-1]['record']}: {error}")
+        finally:
             keep("records", rows)
-        sources = [home / "seeds" / str(seed) for seed in seeds]
-        joined = records.join(paper, experiment, profile, sources, home / "records")
-        rows[-1]["joined"] = True
-        keep("records", rows)
-        tell(f"   Wrote {joined.path}")
+
+
+def _there(paper: str, experiment: str, profile: str, source: Path) -> bool:
+    """Say whether a seed's record is there, made by the present code."""
+    try:
+        return records.load(paper, experiment, profile, source).state.word == "fresh"
+    except records.MissingRecord:
+        return False
 
 
 # --- in a page ------------------------------------------------------------------------------------
@@ -295,18 +381,16 @@ def summary(found: dict[str, Any]) -> str:
         f"Right?  {len(agree) - len(wrong)} of {len(agree)} trials agree with the CPU",
     ]
     for dtype in TOLERANCE:
-        if gaps := [row["apart"] for row in agree if row["type"] == dtype and not row["why"]]:
-            lines.append(f"        {dtype}: at most {max(gaps):.1e} apart, {TOLERANCE[dtype]:.0e} "
-                         "allowed")  # fmt: skip
+        mine = [row for row in agree if row["type"] == dtype and row["apart"] is not None]
+        if mine:
+            gap = float(np.max([row["apart"] for row in mine]))
+            lines.append(
+                f"        {dtype}: at most {gap:.1e} apart, {mine[0]['allowed']:.0e} allowed"
+            )
     lines += [f"        {r['verdict']}: {r['trial']}, {r['type']} {r['why']}" for r in wrong]
-    lines += ["", "Fast?   five local steps: ours [ms], ratio to a plain loop, what holds it back"]
-    for row in found.get("roofline", []):
-        lines.append(f"        {row['name']:20} {row['ours [ms]']:9.3f} {row['ratio']:7.2f}  "
-                     f"{row['held back by']}; {row['copies that fit']:,} copies fit")  # fmt: skip
-    for row in found.get("rounds", []):
-        lines.append(f"        whole rounds, {row['seeds']:2} seeds: "
-                     f"{row['seed-rounds a second']} seed-rounds a second, "
-                     f"{row['seed-rounds a second'] / row['goal']:.1%} of the goal")  # fmt: skip
+    lines += ["", "Fast?   Five local steps of each model, and whole rounds of Figure 1's CNN:"]
+    for part in ("roofline", "rounds"):
+        lines += [f"        {_told(part, row)}" for row in found.get(part, [])]
     if "compiled" in found:
         lines.append(f"        torch.compile on the CNN: {found['compiled']}")
     lines += [f"        {what}: {way}" for what, way in found.get("convolutions", {}).items()]

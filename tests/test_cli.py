@@ -75,10 +75,11 @@ def test_run_passes_on_its_options_and_tells_of_divergence(tmp_path, monkeypatch
     assert "wild diverged: seed 1 by round 30, seed 2 by round 40." in done.stdout
     assert f"Wrote {tmp_path / 'e.quick.json'}" in done.stdout
     options = ["--profile", "paper", "--seeds", "3", "--device", "cpu", "--out", "elsewhere"]
+    options += ["--tf32"]
     call("run", PAPER, "fig1", *options)
     assert seen == [
-        (PAPER, "fig1", "quick", None, "auto", Path("runs")),
-        (PAPER, "fig1", "paper", 3, "cpu", Path("elsewhere")),
+        (PAPER, "fig1", "quick", None, "auto", Path("runs"), True, False),
+        (PAPER, "fig1", "paper", 3, "cpu", Path("elsewhere"), True, True),
     ]
 
 

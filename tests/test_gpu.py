@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -19,7 +20,7 @@ from typer.testing import CliRunner
 import fedlib
 from fedlib import bench, gpu
 from fedlib.cli import app
-from fedlib.engine import local, recording
+from fedlib.engine import convolution, local, recording
 from fedlib.engine.simulation import OutOfTime, simulate
 from fedlib.errors import FedlibError
 from fedlib.evidence import experiments, records
@@ -39,7 +40,7 @@ def started(out: Path) -> subprocess.Popen:
 def test_killed_and_started_again_it_ends_as_if_nothing_had_been(tmp_path):
     out = tmp_path / "found"
     first, deadline = started(out), time.monotonic() + 120
-    while not list(out.glob("seeds/1/participation/.fig1*/*.pt")):
+    while not list(out.glob("seeds/cpu/1/participation/.fig1*/*.pt")):
         assert first.poll() is None and time.monotonic() < deadline, first.communicate()
         time.sleep(0.02)
     first.send_signal(signal.SIGKILL)
@@ -53,9 +54,8 @@ def test_killed_and_started_again_it_ends_as_if_nothing_had_been(tmp_path):
     assert found["agree"] == held["agree"] and found["roofline"] == held["roofline"]
     assert "agrees" not in told.split("2. How fast")[0], "nothing is tried twice"
     assert {row["verdict"] for row in found["agree"]} == {"agrees"}
-    assert len(found["agree"]) == 2 * sum(
-        "resnet" not in n and "cifar" not in n for n in gpu.trials()
-    )
+    few = [name for name in gpu.trials() if "resnet" not in name and "cifar" not in name]
+    assert len(found["agree"]) == 2 * (len(few) + 1 + 2 * 3), "a long one, and ways to convolve"
     assert all(row["ours [ms]"] > 0 and row["GFLOP"] > 0 for row in found["roofline"])
     assert [row["seeds"] for row in found["rounds"]] == [1, 10]
     assert found["records"] == [
@@ -100,41 +100,114 @@ def test_both_sides_go_different_ways(monkeypatch):
     assert local._default is None
 
 
+def test_a_device_that_gives_no_number_does_not_agree(monkeypatch):
+    right = recording.Recording.__call__
+
+    def lost(self, *inputs):
+        out = right(self, *inputs)
+        out[0, 0] = float("nan")
+        return out
+
+    monkeypatch.setattr(recording.Recording, "__call__", lost)
+    assert not gpu.compare(TRIALS["FedAvg, mlp"], "float64", "cpu") <= 1e300
+    assert gpu._apart(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 4.0]), torch.ones(2)) == 2
+
+
+def test_a_way_of_convolving_that_is_off_is_noticed(monkeypatch):
+    for layer in gpu.SHAPES:
+        for way in convolution.WAYS:
+            assert gpu.ways_apart(layer, way, "float64", "cpu") < 1e-12
+    off = {"grouped": lambda *given: convolution.grouped(*given) * (1 + 1e-6)}
+    monkeypatch.setattr(convolution, "WAYS", off)
+    assert gpu.ways_apart("second", "grouped", "float64", "cpu") > 1e-7
+
+
+def agreed(found, told=None):
+    keep = found.__setitem__
+    gpu._agree("cpu", False, math.inf, found, keep, (told if told is not None else []).append)
+    return found["agree"]
+
+
 def test_what_differs_or_breaks_is_told_and_hides_nothing(monkeypatch):
     def breaks(dtype):
         raise RuntimeError("no kernel image\nis available")
 
     monkeypatch.setattr(gpu, "trials", lambda: {"a": breaks, "b": TRIALS["FedAvg, mlp"]})
+    monkeypatch.setattr(gpu, "SHAPES", {})
     monkeypatch.setitem(gpu.TOLERANCE, "float64", -1.0)
-    found, told = {}, []
-    keep = found.__setitem__
-    gpu._agree("cpu", False, found, keep, told.append)
-    assert [(r["trial"], r["type"], r["verdict"]) for r in found["agree"]] == [
+    found, told = {**experiments.provenance("cpu"), "tf32": False, "source": "x"}, []
+    rows = agreed(found, told)
+    assert [(r["trial"], r["type"], r["verdict"]) for r in rows] == [
         ("a", "float64", "failed"), ("a", "float32", "failed"),
         ("b", "float64", "differs"), ("b", "float32", "agrees"),
+        ("FedAvg, 70 rounds", "float64", "differs"), ("FedAvg, 70 rounds", "float32", "agrees"),
     ]  # fmt: skip
     assert "RuntimeError: no kernel image" in told[1]
-    page = gpu.summary({**experiments.provenance("cpu"), "tf32": False, "source": "x", **found})
-    assert "1 of 4 trials agree" in page and "failed: a, float64 RuntimeError: no kernel" in page
+    page = gpu.summary(found)
+    assert "2 of 6 trials agree" in page and "failed: a, float64 RuntimeError: no kernel" in page
     assert "differs: b, float64" in page and "agrees: b" not in page
     monkeypatch.setitem(gpu.TOLERANCE, "float64", 1e-9)
-    gpu._agree("cpu", False, found, keep, told.append)
-    assert [r["verdict"] for r in found["agree"]].count("agrees") == 2, "what failed is tried again"
+    verdicts = [r["verdict"] for r in agreed(found)]
+    assert verdicts.count("agrees") == 4, "what failed is tried again"
+    monkeypatch.setattr(gpu, "compare", lambda *_: float("nan"))
+    found["agree"] = []
+    assert {r["verdict"] for r in agreed(found)} == {"failed"}
+    assert "not finite" in gpu.summary(found)
+    found |= {"agree": [], "tf32": True}
+    assert agreed(found)[1]["allowed"] == gpu.COARSE > gpu.TOLERANCE["float32"]
+    found["agree"] = []
+    gpu._agree("cpu", False, 0.0, found, found.__setitem__, told.append)
+    assert found["agree"] == [], "out of time"
 
 
 def test_another_code_or_device_keeps_nothing_but_records(tmp_path):
     page = tmp_path / "gpu.json"
     now = gpu._resumed(page, "cpu", False)
-    page.write_text(json.dumps(now | {"agree": [1], "date": "long ago"}))
+
+    def held(**changes):
+        page.write_text(json.dumps(now | {"agree": [1], "date": "2026-01-02T03:04:05"} | changes))
+
+    held()
     assert gpu._resumed(page, "cpu", False)["agree"] == [1]
-    assert gpu._resumed(page, "cpu", False)["date"] != "long ago"
-    assert "agree" not in gpu._resumed(page, "cpu", True)
-    for key in ("device", "source"):
-        page.write_text(json.dumps(now | {"agree": [1], key: "another"}))
+    assert gpu._resumed(page, "cpu", False)["date"] == now["date"]
+    others = [{"device": "another"}, {"source": "another"}, {"versions": {"torch": "1.0"}}]
+    for change in [*others, {"tf32": True}]:
+        held(**change)
         assert "agree" not in gpu._resumed(page, "cpu", False)
-    page.write_text("{")
-    with pytest.raises(FedlibError, match="cannot be read .* Delete it; records stay"):
-        gpu._resumed(page, "cpu", False)
+        assert not page.exists()
+        aside = json.loads((tmp_path / "gpu.2026-01-02T03-04-05.json").read_text())
+        assert aside["agree"] == [1]
+    for wrong in ("{", "[]", "{}", '"a"'):
+        page.write_text(wrong)
+        with pytest.raises(FedlibError, match="not what this command writes .* Delete it"):
+            gpu._resumed(page, "cpu", False)
+
+
+def test_a_seed_of_other_code_is_made_again_and_stops_no_other_record(tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu, "_agree", lambda *_: None)
+    monkeypatch.setattr(gpu, "_speed", lambda *_: None)
+    found = gpu.run(1, tmp_path, "cpu", "smoke", tell=lambda _: None)
+    page = tmp_path / "seeds" / "cpu" / "1" / "participation" / "fig1.smoke.json"
+    old = json.loads(page.read_text())
+    page.write_text(json.dumps(old | {"code": old["code"] | {"training": "0000"}}))
+    made = []
+    right = experiments.run
+    monkeypatch.setattr(experiments, "run", lambda *a: made.append(a[3]) or right(*a))
+    found = gpu.run(1, tmp_path, "cpu", "smoke", tell=lambda _: None)
+    assert made == [[1]] and found["records"][0]["joined"]
+    assert "training" in json.loads(page.read_text())["code"]
+
+    def full(*args):
+        raise RuntimeError("CUDA out of memory")
+
+    monkeypatch.setattr(experiments, "run", full)
+    monkeypatch.setattr(gpu, "WANTED", [("participation", "fig2"), ("participation", "fig1")])
+    told = []
+    gpu._records(
+        gpu.WANTED, "smoke", "cpu", False, math.inf, tmp_path, found.__setitem__, told.append
+    )
+    assert [row["joined"] for row in found["records"]] == [False, True]
+    assert found["records"][0]["under way"] == "CUDA out of memory"
 
 
 @pytest.mark.parametrize("wrong", [["--profile", "huge"], ["--device", "tpu"], ["--minutes", "0"]])

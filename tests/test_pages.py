@@ -10,6 +10,7 @@ import pytest
 
 from fedlib import paths
 from fedlib.errors import FedlibError
+from fedlib.evidence import records
 
 
 @pytest.fixture
@@ -61,6 +62,21 @@ def test_a_claim_leads_to_its_experiments():
     assert "| {ref}`GFA-C1`, {ref}`GFA-C1-control` | `fig1` |" in text
     assert "| {ref}`GFA-C6` | `figB1`, `figB2` |" in text
     assert "fedlib run tiers fig3 --profile quick --out runs" in text
+
+
+def test_the_scoreboard_says_what_is_stored_at_full_scale(monkeypatch):
+    there = [r for r in records.stored() if r.manifest["profile"] == "paper"]
+    for paper in ("participation", "tiers"):
+        mine = [r for r in there if r.manifest["paper"] == paper]
+        assert pages.at_full_scale(paper).startswith("Stored at" if mine else "No record at")
+    manifest = dict(paper="tiers", experiment="fig3", profile="paper", seeds=[1, 2], device="H100")
+    held = [records.Record(None, manifest, None)]
+    monkeypatch.setattr(records, "stored", lambda: held)
+    assert (
+        pages.at_full_scale("tiers") == "Stored at the paper's own scale: `fig3` (2 seeds, H100)."
+    )
+    assert pages.at_full_scale("participation").startswith("No record")
+    assert pages.at_full_scale("tiers") in "\n".join(pages.scoreboard())
 
 
 def test_a_paper_appears_as_soon_as_its_folder_does(tmp_path, monkeypatch):

@@ -27,7 +27,7 @@ def work_of(name: str):
     return task, task.init(range(4)), rounds
 
 
-@pytest.mark.parametrize("name", ["mlp", "small_cnn", "cifar_cnn", "a module of one's own"])
+@pytest.mark.parametrize("name", ["mlp", "small_cnn", "a module of one's own"])
 def test_replayed_steps_are_the_plain_ones_for_ever_new_inputs(name):
     task, theta, rounds = work_of(name)
     rates = [0.05, 0.1, torch.tensor([0.1, 0.2, 0.05, 0.1]).double()]
@@ -60,16 +60,30 @@ def test_a_recording_holds_its_own_inputs_and_gives_its_result_away():
 def test_what_cannot_be_recorded_still_runs_and_says_so_once(monkeypatch):
     class Broken:
         def __init__(self, *_):
+            tried.append(1)
             raise RuntimeError("operation not permitted when stream is capturing")
 
+    tried = []
     monkeypatch.setattr(recording, "Recording", Broken)
+    monkeypatch.setattr(recording, "BROKEN", [])
     kept = {}
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         for i in range(5):
             out = recording.replayed(kept, "k", lambda x: x + 1, [torch.tensor([float(i)])])
             assert out.item() == i + 1
+        for _ in range(4):
+            recording.replayed(kept, "other", lambda x: x + 1, [torch.ones(1)])
     assert len(told) == 1 and "launch by launch" in str(told[0].message)
+    assert len(tried) == 1, "where one recording fails, no other is tried"
+
+
+def test_crops_are_replayed_as_drawn():
+    task, theta, rounds = work_of("cifar_cnn")
+    for batches in [rounds[i] for i in (0, 1, 3, 4)]:
+        plain = local_sgd(task, theta, batches[:1], 0.01, backend="batched")
+        found = local_sgd(task, theta, batches[:1], 0.01, backend="recorded")
+        assert torch.equal(found, plain) and not torch.equal(found, theta)
 
 
 def test_another_data_set_or_penalty_is_another_recording():
@@ -77,6 +91,9 @@ def test_another_data_set_or_penalty_is_another_recording():
     for _ in range(4):
         local_sgd(task, theta, batches, 0.1, backend="recorded")
     task.l2 = 0.5
+    expected = local_sgd(task, theta, batches, 0.1, backend="batched")
+    assert torch.equal(local_sgd(task, theta, batches, 0.1, backend="recorded"), expected)
+    task.data.x = task.data.x + 1
     expected = local_sgd(task, theta, batches, 0.1, backend="batched")
     assert torch.equal(local_sgd(task, theta, batches, 0.1, backend="recorded"), expected)
     other = task.to("cpu")
@@ -119,11 +136,26 @@ def test_the_fastest_way_is_found_by_trying(monkeypatch, grad):
     def too_large(*_):
         raise torch.OutOfMemoryError("no room")
 
-    ways = {"slow": slow, "too large": too_large, "grouped": convolution.grouped}
+    def unknown(*_):
+        raise RuntimeError("not supported")
+
+    ways = {"slow": slow, "too large": too_large, "unknown": unknown, "quick": convolution.grouped}
     monkeypatch.setattr(convolution, "WAYS", ways)
-    assert convolution.fastest(*images(grad)) == "grouped"
-    assert len(asked) == 4
-    assert all(leaf.grad is None for leaf in images(grad))
+    assert convolution.fastest(*images(grad)) == "quick"
+    assert len(asked) == 7, "twice for warming up, then five times"
+    monkeypatch.setattr(convolution, "WAYS", {"unknown": unknown})
+    assert convolution.fastest(*images(grad)) == "one by one"
+
+
+def test_what_was_chosen_is_told_in_words(monkeypatch):
+    x, weight, _ = images(True)
+    key = ("cuda:0", x.shape, weight.shape, torch.float32)
+    chosen = {(*key, False, True): "grouped", (*key, False, False): "one by one"}
+    monkeypatch.setattr(convolution, "chosen", chosen)
+    assert convolution.told() == {
+        "(3, 4, 2, 9, 7) * (3, 5, 2, 5, 5), float32, with gradients": "grouped",
+        "(3, 4, 2, 9, 7) * (3, 5, 2, 5, 5), float32, alone": "one by one",
+    }
 
 
 # --- what work costs ------------------------------------------------------------------------------
@@ -172,6 +204,7 @@ def test_copies_that_fit_follow_from_what_a_step_of_one_makes(monkeypatch):
     batch = local._rows(batches[0], slice(0, 1))
     made = cost.count(lambda: local._descend(task, theta[:1].clone(), [batch], 0.0)).made
     monkeypatch.setattr(local, "room", lambda device: 7 * made + 1)
+    task.model.fits.clear()
     assert local.copies_that_fit(task, theta, batches[0]) == 7
     out = task.losses(theta[:1], batch)
     assert made > out.element_size() * (task.size + 2 * task.data.x[0].numel())

@@ -31,7 +31,7 @@ from fedlib.papers.participation.algorithm import GeneralizedFedAvg, WaitMinibat
 from fedlib.population import participation as pt
 
 N, SEEDS, ROUNDS, EVERY = 8, (1, 4), 23, 5
-PAPER, EXPERIMENT = "participation", "figD3"
+PAPER, EXPERIMENT = "participation", "fig1"
 
 
 def classification(dtype=np.float64) -> Task:
@@ -104,7 +104,8 @@ def child(kind: str, folder: Path, kill: str) -> None:
 
         def often(*args, **options):
             if options.get("checkpoint") is not None:
-                log.write(options["name"] + "\n")
+                names = options["name"]
+                log.write((names if isinstance(names, str) else names[0]) + "\n")
                 options |= dict(checkpoint_every=EVERY, callbacks=[watch])
             return simulate(*args, **options)
 
@@ -140,13 +141,13 @@ def test_killed_and_resumed_equals_uninterrupted(name, tmp_path):
 
 
 def test_killed_experiment_leaves_the_same_bytes(tmp_path):
-    log = process("experiment", tmp_path, "save:15")  # each run: 10 rounds warm-up, then 12 saves
-    assert log[0] == "eta=2" and log[-1] == "25"
+    log = process("experiment", tmp_path, "save:17")  # 2 in the warm-up, 12 in the first run
+    assert log[0] == "warm-up" and log[11] == "amplified" and log[-1] == "25"
     (folder,) = (tmp_path / PAPER).iterdir()
     assert folder.name.startswith(f".{EXPERIMENT}.smoke.") and folder.is_dir()
     assert list(folder.glob("*.part")), "it died before the checkpoint was in its place"
     log = process("experiment", tmp_path)
-    assert log[:3] == ["eta=2", "eta=5", "21"], "the first run is finished, the second at round 20"
+    assert log[:4] == ["warm-up", "amplified", "no-amplification", "21"], "the others are finished"
     names = [f"{EXPERIMENT}.smoke.{end}" for end in ("csv.gz", "json")]
     assert sorted(p.name for p in (tmp_path / PAPER).iterdir()) == names
     whole = experiments.run(PAPER, EXPERIMENT, "smoke", None, "cpu", tmp_path / "b", False)

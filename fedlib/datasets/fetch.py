@@ -57,8 +57,10 @@ def cache_folder() -> Path:
     chosen = os.environ.get("FEDLIB_DATA")
     if chosen:
         return Path(chosen).expanduser().absolute()
-    import pooch
-
+    try:
+        import pooch
+    except ImportError:  # a machine for computing may lack what is for fetching
+        return Path("~/.cache/fedlib").expanduser()
     return Path(pooch.os_cache("fedlib"))
 
 
@@ -229,8 +231,11 @@ def _copy(source: Path, part: Path) -> None:
 
 
 def _download(url: str, part: Path, progress: bool) -> None:
-    import pooch
-    import requests
+    try:
+        import pooch
+        import requests
+    except ImportError as error:
+        raise _Unusable(f"{error.name} is not installed, so nothing can be downloaded") from error
     from tqdm import tqdm
 
     # pooch asks whether the bar is true, which needs a total, and then sets the real one.

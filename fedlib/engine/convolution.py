@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedlib.engine.recording import BROKEN, Recording
+
 
 def unfolded(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Lay out the patches of each image as columns, and multiply them by their copy's filters."""
-    copies, batch, _, height, width = x.shape
+    copies, batch, inward, height, width = x.shape
     reach = weight.shape[-1]
-    patches = F.unfold(x.flatten(0, 1), reach, padding=reach // 2)  # [copies B, in k k, H W]
+    padded = F.pad(x.flatten(0, 1), [reach // 2] * 4)
+    patches = padded.unfold(2, reach, 1).unfold(3, reach, 1)  # [copies B, in, H, W, k, k]
+    columns = patches.permute(0, 1, 4, 5, 2, 3).reshape(
+        copies * batch, inward * reach**2, height * width
+    )
     filters = weight.flatten(2).repeat_interleave(batch, 0)
-    h = torch.baddbmm(bias.repeat_interleave(batch, 0).unsqueeze(2), filters, patches)
+    h = torch.baddbmm(bias.repeat_interleave(batch, 0).unsqueeze(2), filters, columns)
     return h.view(copies, batch, -1, height, width)
 
 
@@ -56,7 +62,7 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         ``[copies, B, out, H, W]``. On a GPU the first call for some shapes measures all ways and
         remembers the fastest in ``chosen``; they agree up to rounding.
     """
-    key = (str(x.device), x.shape, weight.shape, x.dtype, weight.requires_grad)
+    key = (str(x.device), x.shape, weight.shape, x.dtype, x.requires_grad, weight.requires_grad)
     if key not in chosen:
         if not x.is_cuda or torch.cuda.is_current_stream_capturing():
             return unfolded(x, weight, bias)
@@ -66,30 +72,53 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 def told() -> dict[str, str]:
     """Return what was chosen in words: for images and filters of some shapes, which way."""
-    return {f"{tuple(key[1])} * {tuple(key[2])}": way for key, way in chosen.items()}
+    words = {}
+    for (_, images, filters, dtype, *slopes), way in chosen.items():
+        due = "with gradients" if any(slopes) else "alone"
+        words[f"{tuple(images)} * {tuple(filters)}, {str(dtype)[6:]}, {due}"] = way
+    return words
 
 
-def fastest(x: Tensor, weight: Tensor, bias: Tensor, repeats: int = 3) -> str:
-    """Return the way that takes the least time here, backward pass included where one is due."""
+def fastest(x: Tensor, weight: Tensor, bias: Tensor, repeats: int = 5) -> str:
+    """Return the way that takes the least time here, backward pass included where one is due.
+
+    On a GPU the ways are recorded and replayed, as they will be in training. A way that this
+    device cannot do, or has no room for, is left out.
+    """
     seconds = {}
     for name, way in WAYS.items():
         try:
-            once = [_time(way, x, weight, bias) for _ in range(1 + repeats)]
-        except torch.OutOfMemoryError:
+            seconds[name] = _time(way, (x, weight, bias), repeats)
+        except RuntimeError:
             continue
-        seconds[name] = min(once[1:])
-    return min(seconds, key=seconds.__getitem__)
+    return min(seconds, key=seconds.__getitem__) if seconds else "one by one"
 
 
-def _time(way, x: Tensor, weight: Tensor, bias: Tensor) -> float:
-    leaves = [t.detach().requires_grad_(t.requires_grad) for t in (x, weight, bias)]
-    _wait(x)
-    began = time.perf_counter()
-    out = way(*leaves)
-    if due := [leaf for leaf in leaves if leaf.requires_grad]:
-        torch.autograd.grad(out.sum(), due)
-    _wait(x)
-    return time.perf_counter() - began
+def _time(way: Callable[..., Tensor], given: tuple[Tensor, ...], repeats: int) -> float:
+    """Return the least of some times; the first two are for warming up."""
+    due = [i for i, tensor in enumerate(given) if tensor.requires_grad]
+
+    def work(*inputs: Tensor) -> Tensor:
+        with torch.enable_grad():
+            leaves = [t.detach().requires_grad_(i in due) for i, t in enumerate(inputs)]
+            out = way(*leaves)
+            if not due:
+                return out
+            slopes = torch.autograd.grad(out, [leaves[i] for i in due], torch.ones_like(out))
+            return slopes[-1]
+
+    plain = [tensor.detach() for tensor in given]
+    for _ in range(2):
+        work(*plain)
+    again = Recording(work, plain) if given[0].is_cuda and not BROKEN else work
+    times = []
+    for _ in range(repeats):
+        _wait(given[0])
+        began = time.perf_counter()
+        again(*plain)
+        _wait(given[0])
+        times.append(time.perf_counter() - began)
+    return min(times)
 
 
 def _wait(x: Tensor) -> None:

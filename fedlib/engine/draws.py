@@ -2,7 +2,8 @@
 
 Who takes part, which samples a client reads, how long a message takes: none of it depends on a
 model. So an algorithm may draw it ahead of its rounds, many rounds at a time. A device then gets
-one upload a block and never waits for the host, nor the host for it.
+one upload a block, and between two uploads neither waits for the other, except where a run is
+evaluated.
 
 An algorithm that does so has ``draws(state, task)``, a generator of one round's draws after the
 other, and its ``round`` takes one of them. Draws are dataclasses of NumPy arrays.
@@ -14,12 +15,10 @@ import dataclasses
 import inspect
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
-
-D = TypeVar("D")
 
 ON_HOST: dict[str, Any] = {"on_host": True}
 """``field(metadata=ON_HOST)``: what a draw says for the host alone, and no device gets."""
@@ -28,7 +27,7 @@ ROUNDS = 64  # at most in a block
 BYTES = 2**25  # a block ends when it holds as much
 
 
-def upload(draws: Sequence[D], device: torch.device | str) -> list[D]:
+def upload(draws: Sequence[Any], device: torch.device | str) -> list[Any]:
     """Return draws with their arrays as tensors on a device, one transfer for each type of number.
 
     Parameters
@@ -78,7 +77,7 @@ def draw_one(algorithm: Any, state: Any, task: Any) -> Any:
     return upload([next(algorithm.draws(state, task))], state.x.device)[0]
 
 
-def _block(draws: Iterator[D]) -> Iterator[D]:
+def _block(draws: Iterator[Any]) -> Iterator[Any]:
     size = 0
 
     def weigh(array: np.ndarray) -> np.ndarray:

@@ -86,7 +86,7 @@ def local_sgd(
     if backend == "threads" and not on_cpu:
         raise FedlibError(f"'threads' is for the CPU; on {theta.device} use 'batched'.")
     check_room(*theta.shape, 1, theta)
-    theta, out = theta.detach(), torch.empty_like(theta)
+    theta = theta.detach()
     each_own = isinstance(lr, Tensor) and lr.dim() > 0
     lr = lr.to(theta).flatten() if each_own else float(lr)
     if each_own and len(lr) != len(theta):
@@ -94,6 +94,11 @@ def local_sgd(
     extras = _checked(extras, len(theta))
     descend = _descend_dense if _is_dense(task) else _descend
     lasts = hasattr(task, "recordings") and all(_on_device(batch) for batch in batches)
+
+    pieces = _cut(len(theta), copies or _copies_at_once(task, theta, batches, backend))
+    if backend == "recorded" and step is None and lasts and len(pieces) == 1 and batches:
+        return _recorded(task, descend, theta, batches, lr)
+    out = torch.empty_like(theta)
 
     def work(rows: slice) -> None:
         piece, rate = theta[rows].clone(), lr[rows] if each_own else lr
@@ -105,9 +110,6 @@ def local_sgd(
             piece = _follow(step, held, task, piece, own, rate)
         out[rows] = piece
 
-    pieces = _cut(len(theta), copies or _copies_at_once(task, theta, batches, backend))
-    if backend == "recorded" and step is None and lasts and len(pieces) == 1 and batches:
-        return _recorded(task, descend, theta, batches, lr)
     if backend == "threads":
         side_by_side(work, pieces)
     else:
@@ -134,7 +136,8 @@ def _recorded(
     task: Task, descend: Callable, theta: Tensor, batches: Sequence[Batch], lr: float | Tensor
 ) -> Tensor:
     """Take the steps of all copies by replaying them; see :mod:`fedlib.engine.recording`."""
-    parts = [[b.rows, b.weight, b.jitter, b.visits] for b in batches]
+    who = task.model.drops  # nothing else asks whose a batch is
+    parts = [[b.rows, b.weight, b.jitter, b.visits if who else None] for b in batches]
     tensors = {id(t): t for t in (theta, lr, *sum(parts, [])) if isinstance(t, Tensor)}
     where = {key: i for i, key in enumerate(tensors)}
     plan = [[where.get(id(t)) for t in part] for part in parts]
@@ -146,8 +149,9 @@ def _recorded(
         descend(task, piece, [Batch(*p, full) for p, full in zip(held, padded, strict=True)], rate)
         return piece
 
-    fixed = (task.data, task.loss_name, task.l2, None if isinstance(lr, Tensor) else lr)
-    key = (*fixed, repr(plan), repr(padded))
+    coarse = torch.backends.cuda.matmul.allow_tf32
+    fixed = (task.model, task.data.x, task.data.y, task.loss_name, task.l2, coarse)
+    key = (*fixed, None if isinstance(lr, Tensor) else lr, repr(plan), repr(padded))
     return replayed(task.recordings, key, work, list(tensors.values()))
 
 
@@ -319,11 +323,12 @@ def _copies_at_once(task: Task, theta: Tensor, batches: Sequence[Batch], backend
 
 
 def copies_that_fit(task: Task, theta: Tensor, batch: Batch) -> int:
-    """Return how many copies a GPU has room for in one step, found by counting a step of one."""
-    key = ("copies that fit", batch.rows.shape[1], batch.weight is None)
-    kept = getattr(task, "recordings", {})
-    if key not in kept:
+    """Return how many copies a device has room for in one step, found by counting a step of one."""
+    key = (str(theta.device), theta.dtype, batch.rows.shape[1], task.data.x.shape[1:])
+    if key not in task.model.fits:
         first = _rows(batch, slice(0, 1))
-        made = count(lambda: _descend(task, theta[:1].clone(), [first], 0.0)).made
-        kept[key] = max(1, room(theta.device) // made)
-    return kept[key]
+        step = functools.partial(_descend, task, batches=[first], rate=0.0)
+        step(theta=theta[:1].clone())  # what is done once for all is not counted
+        made = count(lambda: step(theta=theta[:1].clone())).made
+        task.model.fits[key] = max(1, room(theta.device) // made)
+    return task.model.fits[key]

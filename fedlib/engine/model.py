@@ -12,7 +12,7 @@ import functools
 import itertools
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
 import torch
@@ -112,6 +112,7 @@ class Model:
                 "module with buffers, frozen parameters or dropout."
             )
         self._dtype = next(t.dtype for name, t in held.items() if name in trained)
+        self.fits: dict[Hashable, int] = {}  # by device and shapes: copies in a step
         self._maps: dict[str, bool] = {}  # by kind of device: can vmap map it?
         self._placed: dict[tuple[torch.device, torch.dtype], dict[str, Tensor]] = {}
         self._key, self._calls = None, 0

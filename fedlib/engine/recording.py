@@ -7,8 +7,11 @@ only the host has nothing left to do in between.
 
 from __future__ import annotations
 
+import functools
+import gc
 import warnings
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,6 +20,7 @@ from torch import Tensor
 Work = Callable[..., Tensor]
 BEFORE = 2  # plain calls, in which libraries settle, before a third one is recorded
 MOST = 16  # recordings that a task keeps; each holds memory
+BROKEN: list[str] = []  # why recording has failed here; then no further one is tried
 
 
 class Recording:
@@ -33,20 +37,44 @@ class Recording:
 
     def __init__(self, work: Work, inputs: Sequence[Tensor]) -> None:
         self._work, self._inputs = work, [tensor.clone() for tensor in inputs]
+        types = {tensor.dtype for tensor in inputs}
+        self._alike = [[i for i, t in enumerate(inputs) if t.dtype == kind] for kind in types]
         self._graph = None
         if inputs[0].is_cuda:
             self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph):
+            with no_collection(), torch.cuda.graph(self._graph, pool=_pool()):
                 self._output = work(*self._inputs)
 
     def __call__(self, *inputs: Tensor) -> Tensor:
         """Return what ``work`` returns for other numbers in tensors of the same shapes."""
-        for held, new in zip(self._inputs, inputs, strict=True):
-            held.copy_(new)
+        for which in self._alike:  # one launch for each type of number
+            torch._foreach_copy_([self._inputs[i] for i in which], [inputs[i] for i in which])
         if self._graph is None:  # only CUDA records; elsewhere the work itself is done again
             return self._work(*self._inputs)
         self._graph.replay()
         return self._output.clone()
+
+    @property
+    def replays(self) -> bool:
+        """Whether launches were recorded, which needs CUDA."""
+        return self._graph is not None
+
+
+@functools.cache
+def _pool() -> Any:
+    """Return the memory that all recordings share: they run in turn, and results are copied."""
+    return torch.cuda.graph_pool_handle()
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Keep Python from clearing away an old recording while a new one is being made."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def replayed(kept: dict[Hashable, Any], key: Hashable, work: Work, inputs: Sequence[Tensor]) -> Any:
@@ -61,18 +89,19 @@ def replayed(kept: dict[Hashable, Any], key: Hashable, work: Work, inputs: Seque
     work, inputs
         See :class:`Recording`.
     """
-    shapes = tuple((tensor.shape, tensor.dtype) for tensor in inputs)
-    found = kept.setdefault((key, shapes), 0)
-    if found == BEFORE and len(kept) <= MOST:
-        try:
-            kept[key, shapes] = found = Recording(work, inputs)
-        except RuntimeError as error:
-            warnings.warn(
-                f"This work cannot be recorded, and runs launch by launch: {error}", stacklevel=2
-            )
-            kept[key, shapes] = -1
+    key = (key, tuple((tensor.shape, tensor.dtype) for tensor in inputs))
+    found = kept.setdefault(key, 0)
     if isinstance(found, Recording):
         return found(*inputs)
-    if 0 <= found < BEFORE:
-        kept[key, shapes] += 1
+    if found < BEFORE:
+        kept[key] += 1
+    elif len(kept) <= MOST and not BROKEN:
+        try:
+            kept[key] = Recording(work, inputs)
+            return kept[key](*inputs)
+        except RuntimeError as error:
+            BROKEN.append(str(error))
+            warnings.warn(
+                f"Work cannot be recorded here, and runs launch by launch: {error}", stacklevel=2
+            )
     return work(*inputs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -45,7 +46,16 @@ def column(value: float | Sequence[float], x: Tensor, copies: int = 1) -> float 
             f"{len(value)} values for {len(x)} runs: {tuple(value)}. Give one number for all runs, "
             "or one for each."
         )
-    each = torch.tensor(value, dtype=x.dtype).to(x.device)
+    place = _uploaded_once if x.is_cuda else _uploaded_once.__wrapped__
+    return place(tuple(value), copies, x.dtype, x.device)
+
+
+@functools.lru_cache(maxsize=256)
+def _uploaded_once(
+    value: tuple[float, ...], copies: int, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """Return the column; an upload in every round would make the host wait for the device."""
+    each = torch.tensor(value, dtype=dtype).to(device)
     return each.repeat_interleave(copies).unsqueeze(1)
 
 

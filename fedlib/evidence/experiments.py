@@ -65,7 +65,8 @@ def run(
         ``"auto"``, ``"cpu"`` or ``"cuda"``.
     out
         Folder for the record. An interrupted run leaves its checkpoints there and goes on
-        from them when started again; the result is the same as without the interruption.
+        from them when started again; the result is the same as without the interruption, on a GPU
+        up to rounding.
     progress
         Show progress bars.
     tf32

@@ -27,11 +27,12 @@ from typing import Any, NamedTuple
 from fedlib import datasets
 
 BORDER = {
-    "modules": {"errors", "paths", "cores"},
+    "modules": {"errors", "paths", "cores", "cost", "recording"},
     "names": {"all_cards", "card", "get", "verify", "_obtain", "_bundled", "_placed_or_fail"},
 }
-"""Where the walk ends: messages, places, the handing of work to cores (a test holds that it
-changes no bit), and what delivers verified bytes, which a record's data hashes cover."""
+"""Where the walk ends: messages, places, counting, the handing of work to cores and its replaying
+(tests hold that they change no bit), and what delivers verified bytes, which a record's data hashes
+cover."""
 
 CARD = ("format", "shape", "train", "test", "classes", "scale", "mean", "std", "generator")
 """What a data card says that can change a number; the hashes of its files come on top."""

@@ -97,7 +97,8 @@ def build_algorithm(s: Settings) -> FedAvg | GeneralizedFedAvg:
 def training(job: Job) -> Outcome:
     """Train every run of an experiment, all seeds side by side, after a common warm-up.
 
-    Runs that differ in rates alone are rows of one batch, too, and end as if run apart. The split
+    Runs that differ in rates alone are rows of one batch, too; on a CPU their bits are those of
+    runs apart, on a GPU they are up to rounding. The split
     of the data is drawn once, whatever the seeds; models, minibatches and participation differ
     between seeds. Finished batches are kept, so an interrupted experiment goes on where it stopped.
     """
