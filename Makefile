@@ -14,7 +14,7 @@ help:
 	@echo "make test    check the code, the notebooks and the built book"
 	@echo "make lab     open the notebooks in JupyterLab"
 	@echo "make bench   time the hot path against a plain loop"
-	@echo "make gpu     try a GPU: is it right, how fast is it, and the next of the large records"
+	@echo "make gpu     check a GPU against the CPU, time it, go on with the large records"
 	@echo "make strip   clear the notebooks' outputs before a commit"
 	@echo "make clean   remove what was built; the environment in $(VENV) stays"
 	@echo
@@ -30,7 +30,9 @@ $(READY): requirements.txt constraints.txt pyproject.toml
 	@test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV) || { rm -rf $(VENV); \
 	  echo "No environment could be made. On Debian or Ubuntu: apt install python3-venv"; exit 1; }
 	@echo "Installing into $(VENV): about a minute and 1.5 GB the first time."
-	@$(BIN)/python -m pip install --quiet -r requirements.txt -c constraints.txt
+	@$(BIN)/python -m pip install --quiet -r requirements.txt -c constraints.txt || { \
+	  echo "Not everything could be installed. Without a network, name a Python that has torch, pandas, scipy,"; \
+	  echo "scikit-learn, tqdm and typer; 'make gpu PYTHON=/path/to/python' needs no more."; exit 1; }
 	@touch $@
 
 book: $(READY)
@@ -46,13 +48,12 @@ lab: $(READY)
 bench: $(READY)
 	@$(BIN)/fedlib bench
 
-# Any Python with PyTorch will do, so that a machine without a network needs no environment.
+# Any Python with what fedlib computes with will do: a machine without a network needs no more.
 MINUTES ?= 25
 OUT     ?= runs/gpu
-gpu:
-	@if "$(PYTHON)" -c 'import torch, typer, pandas, tqdm' 2>/dev/null; then run="$(PYTHON)"; \
-	else $(MAKE) --no-print-directory $(READY) && run=$(BIN)/python || exit 1; fi; \
-	"$$run" -m fedlib gpu --minutes $(MINUTES) --out "$(OUT)"
+ENOUGH  := $(shell "$(PYTHON)" -c 'import fedlib.gpu, sklearn' 2>/dev/null && echo yes)
+gpu: $(if $(ENOUGH),,$(READY))
+	@"$(if $(ENOUGH),$(PYTHON),$(BIN)/python)" -m fedlib gpu --minutes $(MINUTES) --out "$(OUT)"
 
 strip: $(READY)
 	@$(BIN)/python book/strip.py

@@ -242,7 +242,8 @@ def roofline(device: str, names: Iterable[str] | None = None) -> list[dict[str, 
         row |= {"GFLOP": round(cost.flops / 1e9, 4), "GB": round(cost.moved / 1e9, 4)}
         row["launches"] = cost.launches
         row |= {f"{what} alone [ms]": round(1000 * s, 3) for what, s in alone.items()}
-        row["held back by"] = f"{most}: alone {alone[most] / seconds['ours']:.0%} of our time"
+        part = f"{alone[most] / seconds['ours']:.0%} of our time"
+        row["held back by"] = f"{most} (alone {'at most ' * (most == 'memory')}{part})"
         rows.append(row | {"copies that fit": copies_that_fit(task, theta, batches[0])})
     return rows
 

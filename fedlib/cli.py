@@ -37,6 +37,8 @@ app = typer.Typer(
 data_app = typer.Typer(help="Data sets: what there is, download, verify.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 
+TF32 = "On a GPU, multiply with factors of 11 bits: faster, less exact."
+
 Json = Annotated[bool, typer.Option("--json", help="Print a list of rows as JSON.")]
 
 
@@ -71,9 +73,7 @@ def run(
     seeds: Annotated[int | None, typer.Option(min=1, help="How many; default: profile's.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     out: Annotated[Path, typer.Option(help="Folder for the record.")] = Path("runs"),
-    tf32: Annotated[
-        bool, typer.Option("--tf32", help="Faster, coarser products on a GPU.")
-    ] = False,
+    tf32: Annotated[bool, typer.Option("--tf32", help=TF32)] = False,
 ) -> None:
     """Run an experiment and store its record. Interrupted, it goes on when started again."""
     from fedlib.evidence import experiments
@@ -199,10 +199,12 @@ def gpu(
     minutes: Annotated[float, typer.Option(min=0.1, help="Time to spend.")] = 25,
     out: Annotated[Path, typer.Option(help="Folder for all that is found.")] = Path("runs/gpu"),
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    profile: Annotated[str, typer.Option(help="Of the records: smoke, quick or paper.")] = "paper",
-    tf32: Annotated[bool, typer.Option("--tf32", help="Faster, coarser products.")] = False,
+    profile: Annotated[
+        str, typer.Option(help="Which records to make: smoke, quick or paper.")
+    ] = "paper",
+    tf32: Annotated[bool, typer.Option("--tf32", help=TF32)] = False,
 ) -> None:
-    """Try a GPU: is it right, how fast is it, and the next of the large records.
+    """Check a GPU against the CPU, time it, and go on with the large records.
 
     Stopped or out of time, it goes on when started again on the same folder.
     """

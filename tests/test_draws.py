@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -13,8 +14,9 @@ import torch
 from fedlib import gpu
 from fedlib.engine import draws
 from fedlib.engine.data import FederatedDataset
-from fedlib.engine.draws import ON_HOST, ahead, upload
+from fedlib.engine.draws import ON_HOST, ahead, draw_one, upload
 from fedlib.engine.simulation import simulate
+from fedlib.errors import FedlibError
 
 TRIALS = gpu.trials()
 
@@ -127,6 +129,42 @@ def test_no_more_rounds_are_drawn_than_run():
 
     algorithm = Ends()
     assert len(list(ahead(algorithm, State, None, 5))) == 5 == algorithm.drawn
+
+
+def test_draws_that_cannot_be_used_are_told():
+    class Ends:
+        def draws(self, state, task):
+            yield from (some(0), some(1))
+
+        def round(self, state, task, drawn):
+            """Never called here."""
+
+    class None_:
+        def round(self, state, task, drawn):
+            """Never called here."""
+
+    class State:
+        x = torch.zeros(1)
+
+    with pytest.raises(FedlibError, match="draws of Ends ended 3 rounds too soon"):
+        list(ahead(Ends(), State, None, 5))
+    for ask in (lambda: list(ahead(None_(), State, None, 1)), lambda: draw_one(None_(), State, 0)):
+        with pytest.raises(FedlibError, match="no generator draws"):
+            ask()
+    for wrong in ({"a": np.zeros(2)}, torch.zeros(2)):
+        for device in ("cpu", "meta"):
+            with pytest.raises(FedlibError, match=r"Draws hold a (dict|Tensor)\."):
+                upload([(np.zeros(1), wrong)], device)
+
+
+class Pair(NamedTuple):
+    a: np.ndarray
+    b: int
+
+
+def test_named_tuples_keep_their_names():
+    (found,) = upload([Pair(np.arange(3), 5)], "cpu")
+    assert isinstance(found, Pair) and found.a.tolist() == [0, 1, 2] and found.b == 5
 
 
 def test_a_reading_is_what_a_walk_by_hand_reads():

@@ -184,7 +184,8 @@ def test_the_guide_runs_as_it_stands_and_its_example_is_fedprox(capsys):
     assert max(map(len, code.splitlines())) <= 88
     names = {"__name__": "guide"}
     exec(compile(code, str(PAGE), "exec"), names)
-    assert capsys.readouterr().out.count("lr=") == 4
+    told = capsys.readouterr().out
+    assert told.count("lr=") == 4 and told.count("the same bits: True") == 2
     assert np.isfinite(names["found"].frame["value"]).all()
     losses = names["history"].frame.query("split == 'test' and metric == 'loss'")
     means = losses.groupby("round")["value"].mean()

@@ -20,6 +20,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedlib.errors import FedlibError
+
 ON_HOST: dict[str, Any] = {"on_host": True}
 """``field(metadata=ON_HOST)``: what a draw says for the host alone, and no device gets."""
 
@@ -67,14 +69,29 @@ def ahead(algorithm: Any, state: Any, task: Any, rounds: int) -> Iterator[tuple[
     if "drawn" not in inspect.signature(algorithm.round).parameters:
         yield from itertools.repeat((), rounds)
         return
-    draws = itertools.islice(algorithm.draws(state, task), rounds)
+    draws = itertools.islice(_draws(algorithm, state, task), rounds)
     while block := list(_block(draws)):
         yield from ((drawn,) for drawn in upload(block, state.x.device))
+        rounds -= len(block)
+    if rounds:
+        raise FedlibError(
+            f"The draws of {type(algorithm).__name__} ended {rounds} rounds too soon. draws(state, "
+            "task) goes on for ever: for t in itertools.count(state.t)."
+        )
 
 
 def draw_one(algorithm: Any, state: Any, task: Any) -> Any:
     """Return the draws of the next round alone, on the state's device."""
-    return upload([next(algorithm.draws(state, task))], state.x.device)[0]
+    return upload([next(_draws(algorithm, state, task))], state.x.device)[0]
+
+
+def _draws(algorithm: Any, state: Any, task: Any) -> Iterator[Any]:
+    if not hasattr(algorithm, "draws"):
+        raise FedlibError(
+            f"The round of {type(algorithm).__name__} takes 'drawn', and there is no generator "
+            "draws(state, task) that yields it."
+        )
+    return algorithm.draws(state, task)
 
 
 def _block(draws: Iterator[Any]) -> Iterator[Any]:
@@ -97,9 +114,15 @@ def _changed(thing: Any, change: Callable[[np.ndarray], Any]) -> Any:
     if isinstance(thing, np.ndarray):
         return change(thing)
     if isinstance(thing, list | tuple):
-        return type(thing)([_changed(inner, change) for inner in thing])
+        inner = [_changed(one, change) for one in thing]
+        return type(thing)(*inner) if hasattr(thing, "_fields") else type(thing)(inner)
     if dataclasses.is_dataclass(thing):
         fields = [f.name for f in dataclasses.fields(thing) if not f.metadata.get("on_host")]
         new = {name: _changed(getattr(thing, name), change) for name in fields}
         return dataclasses.replace(thing, **new)
+    if isinstance(thing, dict | torch.Tensor):
+        raise FedlibError(
+            f"Draws hold a {type(thing).__name__}. They are made on the host, of NumPy arrays in "
+            "dataclasses, lists and tuples; a tensor gives its array by .numpy()."
+        )
     return thing
