@@ -200,10 +200,31 @@ def test_18_toy_local_steps_act_as_one_larger_step():
 def test_runs_side_by_side_equal_runs_alone():
     task = classification()
     algorithm = GeneralizedFedAvg(pt.Markov(N), amplify=2.0, interval=2, **MINI)
-    together, _ = run(algorithm, task, 6, seeds=(5, 6, 7))
+    together, _ = run(algorithm, task, 30, seeds=(5, 6, 7))
+    widths = [{len(algorithm.participation.draw(s, t)[0]) for s in (5, 6, 7)} for t in range(30)]
+    assert sum(len(width) > 1 for width in widths) > 10, "short rows are padded"
     for r, seed in enumerate((5, 6, 7)):
-        alone, _ = run(algorithm, task, 6, seeds=(seed,))
+        alone, _ = run(algorithm, task, 30, seeds=(seed,))
         assert torch.allclose(together[:, r], alone[:, 0], atol=1e-13)
+
+
+def test_padding_reads_nothing_and_computes_nothing_of_anybody_else():
+    """Client 0, whose data are not finite, takes part in no run; a short row is padded."""
+    task = classification()
+    task.data.x[task.data.parts[0]] = float("nan")
+
+    class Uneven(pt.Participation):
+        def draw(self, seed, t):
+            return pt.equal(np.array([3]) if seed else np.array([2, 1, 4]))
+
+    clients, q = Uneven(N).cohort((0, 1), 0)
+    assert clients.tolist() == [[2, 1, 4], [3, 3, 3]] and q[1].tolist() == [1, 0, 0]
+    algorithm = FedAvg(Uneven(N), **MINI)
+    state, _ = algorithm.round(algorithm.init(task, [0, 1]), task)
+    assert state.cursor.tolist() == [[0, 3, 3, 0, 3, 0], [0, 0, 0, 3, 0, 0]]
+    assert torch.isfinite(state.x).all()
+    alone, _ = algorithm.round(algorithm.init(task, [1]), task)
+    assert torch.equal(state.x[1], alone.x[0])
 
 
 def test_a_client_drawn_twice_trains_twice_from_the_same_model():

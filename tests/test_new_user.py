@@ -29,10 +29,10 @@ PAGE = Path(__file__).parents[1] / "book" / "guides" / "add_an_algorithm.md"
 
 
 class Learner(fedavg.FedAvg):
-    def learn(self, state, task, clients, step, **extras):
+    def learn(self, state, task, clients, q, step, **extras):
         """Return the models sent and the models learned, each [R S, P], and the cursor."""
         S, work = clients.shape[1], (self.local_steps, self.batch_size)
-        batches, cursor = task.data.next_batches(state.seeds, clients, state.cursor, *work)
+        batches, cursor = task.data.next_batches(state.seeds, clients, state.cursor, *work, q)
         x, rate = state.x.repeat_interleave(S, 0), column(self.lr, state.x, S)
         extras = {"anchor": x} | extras
         return x, local_sgd(task, x, batches, rate, step=step, extras=extras), cursor
@@ -44,7 +44,7 @@ class FedProx(Learner):
 
     def round(self, state, task):
         clients, q = self.participation.cohort(state.seeds, state.t)
-        _, y, cursor = self.learn(state, task, clients, steps.proximal(self.mu))
+        _, y, cursor = self.learn(state, task, clients, q, steps.proximal(self.mu))
         return replace(state, x=average(y, q), cursor=cursor, t=state.t + 1), {}
 
 
@@ -65,7 +65,7 @@ class Scaffold(Learner):
         clients, q = self.participation.cohort(state.seeds, state.t)
         runs, own = torch.arange(len(clients)).unsqueeze(1), state.own.clone()
         pull = (state.c.unsqueeze(1) - own[runs, clients]).flatten(0, 1)  # c - c_n
-        x, y, cursor = self.learn(state, task, clients, steps.corrected(), correction=pull)
+        x, y, cursor = self.learn(state, task, clients, q, steps.corrected(), correction=pull)
         gain = (x - y) / (self.local_steps * column(self.lr, state.x, clients.shape[1])) - pull
         own[runs, clients] = gain.view(*clients.shape, -1)  # c_n+ = c_n - c + (x - y) / (K γ)
         state = replace(state, c=own.mean(1), own=own, cursor=cursor, t=state.t + 1)

@@ -182,6 +182,7 @@ class FederatedDataset:
         cursor: np.ndarray,
         steps: int,
         batch_size: int | None,
+        q: Tensor | None = None,
     ) -> tuple[list[Batch], np.ndarray]:
         """Draw the next ``steps`` minibatches of every chosen client.
 
@@ -202,13 +203,18 @@ class FederatedDataset:
             Number of minibatches a client.
         batch_size
             Samples in a minibatch; None means all of the client's samples in each step.
+        q
+            Weights ``[R, S]`` of the cohort. A client at weight zero fills up a short row: it reads
+            something, and its cursor stays. None means that all take part.
 
         Returns
         -------
         list of Batch, numpy.ndarray
             ``steps`` batches for ``R * S`` copies, and the new cursor.
         """
-        reading, cursor = self.read(seeds, np.asarray(clients.cpu()), cursor, steps, batch_size)
+        part = None if q is None else np.asarray(q.cpu()) > 0
+        chosen = np.asarray(clients.cpu())
+        reading, cursor = self.read(seeds, chosen, cursor, steps, batch_size, part)
         return upload([reading], self.x.device)[0].batches(self.dtype), cursor
 
     def read(
@@ -218,12 +224,14 @@ class FederatedDataset:
         cursor: np.ndarray,
         steps: int,
         batch_size: int | None,
+        part: np.ndarray | None = None,
     ) -> tuple[Reading, np.ndarray]:
-        """Draw what :meth:`next_batches` returns, on the host."""
+        """Draw what :meth:`next_batches` returns, on the host; ``part[R, S]`` says who counts."""
         cursor, start = cursor.copy(), np.empty(clients.shape, dtype=np.int64)
         for visit, n in np.ndenumerate(clients):
             start[visit] = cursor[visit[0], n]
-            cursor[visit[0], n] += steps
+            if part is None or part[visit]:
+                cursor[visit[0], n] += steps
         whose = np.broadcast_arrays(np.array(seeds)[:, None], clients, start)
         first = np.stack(whose, 2).reshape(-1, 3)
         visits = first + np.arange(steps)[:, None, None] * (0, 0, 1)  # [steps, copies, 3]

@@ -152,7 +152,7 @@ def read(
 ) -> Drawn:
     """Draw the minibatches of clients ``[R, S]`` with weights ``q[R, S]``, on the host."""
     reading, cursor = task.data.read(
-        seeds, clients.numpy(), cursor, algorithm.local_steps, algorithm.batch_size
+        seeds, clients.numpy(), cursor, algorithm.local_steps, algorithm.batch_size, q.numpy() > 0
     )
     return Drawn(q.numpy(), reading, cursor)
 

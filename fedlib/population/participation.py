@@ -45,14 +45,16 @@ class Participation:
     def cohort(self, seeds: Sequence[int], t: int) -> tuple[Tensor, Tensor]:
         """Return clients ``[R, S]`` and weights ``[R, S]`` of round ``t``, one row a seed.
 
-        Where runs draw different numbers of clients, short rows are padded with weight zero.
+        Where runs draw different numbers of clients, a short row is padded with its own first
+        client at weight zero.
         """
         draws = [self.draw(int(seed), t) for seed in seeds]
         width = max(len(clients) for clients, _ in draws)
-        clients = np.zeros((len(draws), width), dtype=np.int64)
+        clients = np.empty((len(draws), width), dtype=np.int64)
         q = np.zeros((len(draws), width))
         for r, (chosen, weight) in enumerate(draws):
             clients[r, : len(chosen)], q[r, : len(chosen)] = chosen, weight
+            clients[r, len(chosen) :] = chosen[0]
         return torch.from_numpy(clients), torch.from_numpy(q)
 
     def weights(self, seed: int, start: int, stop: int) -> np.ndarray:
