@@ -17,6 +17,7 @@ from torch.nn.functional import conv2d, cross_entropy
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from torch.utils.flop_counter import FlopCounterMode
 
+from fedlib import files
 from fedlib.datasets import partition
 from fedlib.engine import models
 from fedlib.engine.cost import count
@@ -29,7 +30,7 @@ from fedlib.engine.rng import stream
 from fedlib.engine.simulation import simulate
 from fedlib.engine.tasks import Task
 from fedlib.errors import unknown
-from fedlib.evidence import experiments, records
+from fedlib.evidence import experiments
 from fedlib.papers.fedavg import FedAvg
 from fedlib.papers.tiers.algorithm import TDCD, Cohort
 from fedlib.papers.tiers.task import TieredTask
@@ -404,10 +405,10 @@ def save(name: str, rows: list[dict[str, Any]], out: str | Path | None = None) -
         When the folder cannot be written.
     """
     about = experiments.provenance("cuda" if torch.cuda.is_available() else "cpu")
-    target = records.make_folder(folder(out) / name)
+    target = files.make_folder(folder(out) / name)
     path = target / f"{about['date'][:16].replace(':', '-')}.json"
     page = json.dumps({"bench": name, **about, "rows": rows}, indent=1) + "\n"
-    records.write(path, page.encode())
+    files.publish(path, page.encode())
     return path
 
 

@@ -183,10 +183,10 @@ def bench(
 ) -> None:
     """Time the batched engine against a plain loop on this machine, as ratios."""
     from fedlib import bench as benches
-    from fedlib.evidence import records
+    from fedlib import files
 
     if out is not None:
-        records.make_folder(out)
+        files.make_folder(out)
     rows = benches.run(name)
     kept = None if out is None else benches.save(name, rows, out)
     _print(rows, as_json)

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedlib import bench, datasets
+from fedlib import bench, datasets, files
 from fedlib.engine import convolution, recording
 from fedlib.engine.local import everywhere
 from fedlib.engine.rng import stream
@@ -89,7 +89,7 @@ def run(
         )
     until, wanted = time.monotonic() + 60 * minutes, WANTED[:1] if profile == "smoke" else WANTED
     needed = {catalogue.settings(*names, profile)["dataset"] for names in wanted}
-    place, home = experiments.choose_device(device), records.make_folder(Path(out).expanduser())
+    place, home = experiments.choose_device(device), files.make_folder(Path(out).expanduser())
     experiments.set_precision(tf32)
     found = _resumed(home / "gpu.json", place, tf32)
     if not {"agree", "roofline"} & found.keys() and list(home.glob("gpu.*.json")):
@@ -98,8 +98,8 @@ def run(
     def keep(part: str, rows: Any) -> None:
         found[part] = rows
         found["convolutions"] = found.get("convolutions", {}) | convolution.told()
-        records.write(home / "gpu.json", (json.dumps(found, indent=1) + "\n").encode())
-        records.write(home / "gpu.txt", summary(found).encode())
+        files.publish(home / "gpu.json", (json.dumps(found, indent=1) + "\n").encode())
+        files.publish(home / "gpu.txt", summary(found).encode())
 
     small = profile == "smoke"
     tell(f"{found['device']}, torch {found['versions']['torch']}, TF32 {'on' if tf32 else 'off'}")

@@ -11,7 +11,7 @@ import pages
 import pytest
 
 PACKAGE = pages.ROOT / "fedlib"
-FLOORS = ["errors", "paths", *pages.folders(), "bench", "gpu", "cli", "__main__"]
+FLOORS = ["errors", "paths", "files", *pages.folders(), "bench", "gpu", "cli", "__main__"]
 LONG = 25  # nodes of syntax from which on a definition is worth having once
 
 

@@ -8,13 +8,13 @@ import json
 import os
 import re
 import tomllib
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
-from fedlib import paths
+from fedlib import files, paths
 from fedlib.errors import FedlibError
 from fedlib.evidence import catalogue, freshness, records
 
@@ -83,18 +83,49 @@ def test_a_missing_record_names_its_command(profile, make, tmp_path):
 def test_a_failed_save_keeps_what_was_there(tmp_path, monkeypatch):
     record = stored(tmp_path)
     before = record.path.read_bytes()
-    real, calls = Path.write_bytes, []
+    real, calls = os.fdopen, []
 
-    def full(path, content):
-        calls.append(path)
-        real(path, content[: len(content) // 2])
-        raise OSError(28, "No space left on device")
+    class Full:
+        def __init__(self, handle, mode):
+            self.file = real(handle, mode)
 
-    monkeypatch.setattr(Path, "write_bytes", full)
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            self.file.close()
+
+        def write(self, content):
+            calls.append(self.file.write(content[: len(content) // 2]))
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fdopen", Full)
     with pytest.raises(FedlibError, match=r"Cannot write to .*No space left.*--out"):
         records.save(tmp_path, FRAME.assign(value=2.0), manifest())
     assert calls and record.path.read_bytes() == before
     assert not list(tmp_path.rglob("*.part"))
+
+
+def test_a_file_is_whole_or_not_there(tmp_path):
+    path, victim = tmp_path / "a.json", tmp_path / "victim"
+    victim.write_bytes(b"mine")
+    path.symlink_to(victim)
+    left, fresh = (tmp_path / f".a.json.{i}.part" for i in "12")
+    for part in (left, fresh):
+        part.write_bytes(b"half")
+    os.utime(left, (0, 0))
+    files.publish(path, b"whole")
+    assert path.read_bytes() == b"whole" and victim.read_bytes() == b"mine"
+    assert not path.is_symlink() and path.stat().st_mode & 0o777 == 0o644
+    assert not left.exists() and fresh.exists(), "another process may be writing it"
+
+
+def test_digests_differ_by_value_type_and_shape():
+    a = np.arange(6.0)
+    things = [a, a + 1e-12, a.astype("f4"), a.reshape(2, 3), [a], [a, a], "a", None, 1, 1.0]
+    assert len({files.digest(thing) for thing in things}) == len(things)
+    assert files.digest(a) == files.digest(torch.arange(6.0).double()) == files.digest(a.copy())
+    assert files.digest("ab", "c") != files.digest("a", "bc")
 
 
 def test_a_folder_that_cannot_be_written(tmp_path, monkeypatch):

@@ -6,6 +6,8 @@ Run as a script this file is the child process of its own tests: ``KIND FOLDER K
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import io
 import os
 import pickle
 import signal
@@ -17,15 +19,18 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from torch import nn
 
 import fedlib
+from fedlib.engine import simulation
 from fedlib.engine.data import FederatedDataset
+from fedlib.engine.model import Model
 from fedlib.engine.models import mlp
 from fedlib.engine.simulation import simulate
 from fedlib.engine.tasks import Task
 from fedlib.errors import FedlibError
 from fedlib.evidence import experiments
-from fedlib.papers.fedavg import FedAvg
+from fedlib.papers.fedavg import FedAvg, State
 from fedlib.papers.participation import study as studies
 from fedlib.papers.participation.algorithm import GeneralizedFedAvg, WaitMinibatch
 from fedlib.population import participation as pt
@@ -222,6 +227,121 @@ def test_corrupt_checkpoint_is_refused(content, tmp_path):
     path.write_bytes(content)
     with pytest.raises(FedlibError, match=r"cannot be read .* Delete it"):
         trained("amplified", tmp_path)
+
+
+def other_tasks():
+    """Yield a name and a task that differs from the usual one in one thing alone."""
+    for name in ("features", "labels", "test", "split", "l2", "loss", "model", "augmented"):
+        task = classification(np.float32)
+        data = task.data
+        if name == "features":
+            data.x = data.x.clone()
+            data.x[3, 1] += 1e-6
+        elif name == "labels":
+            data.y = data.y.clone()
+            data.y[0] = (data.y[0] + 1) % 3
+        elif name == "test":
+            data.test_x, data.test_y = data.x[:5], data.y[:5]
+        elif name == "split":
+            data.parts = [data.parts[1], data.parts[0], *data.parts[2:]]
+        elif name == "l2":
+            task.l2 = 0.25
+        elif name == "loss":
+            task.loss_name = "half_square"
+        elif name == "model":
+            task.model = Model(nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)))
+        else:
+            data.augment = True
+        yield name, task
+
+
+@pytest.mark.parametrize(("what", "task"), other_tasks(), ids=[name for name, _ in other_tasks()])
+def test_checkpoint_of_another_problem_is_refused(what, task, tmp_path):
+    trained("amplified", tmp_path)
+    options = dict(evaluate_every=3, name="amplified", progress=False, seeds=SEEDS)
+    options |= dict(checkpoint=tmp_path / "run.pt", checkpoint_every=EVERY, rounds=ROUNDS)
+    if what != "model":
+        assert task.size == classification(np.float32).size
+    with pytest.raises(FedlibError, match="belongs to another run"):
+        simulate(ALGORITHMS["amplified"], task, **options, evaluate=lambda s, t: {})
+    same = classification(np.float32)
+    assert simulate(ALGORITHMS["amplified"], same, **options).state.t == ROUNDS
+
+
+def test_checkpoint_of_another_start_or_trace_is_refused(tmp_path):
+    task, algorithm = classification(np.float32), ALGORITHMS["amplified"]
+    options = dict(checkpoint=tmp_path / "run.pt", checkpoint_every=2, progress=False)
+    x = task.init((1,))
+    simulate(algorithm, task, 4, state=algorithm.init(task, (1,), x), **options)
+    with pytest.raises(FedlibError, match="belongs to another run"):
+        simulate(algorithm, task, 4, state=algorithm.init(task, (1,), x + 1e-6), **options)
+    traces = [pt.Trace(np.roll(np.eye(N), n, 1)) for n in (0, 1)]
+    assert traces[0] != traces[1] and traces[0] == pt.Trace(np.eye(N))
+    assert len({*traces, pt.Trace(np.eye(N))}) == 2
+    options["checkpoint"] = tmp_path / "trace.pt"
+    simulate(FedAvg(traces[0], **MINI), task, 4, **options)
+    with pytest.raises(FedlibError, match="belongs to another run"):
+        simulate(FedAvg(traces[1], **MINI), task, 4, **options)
+
+
+def test_every_flipped_bit_of_a_checkpoint_is_noticed(tmp_path):
+    trained("amplified", tmp_path)
+    path = tmp_path / "run.pt"
+    whole = path.read_bytes()
+    for place in np.random.default_rng(0).integers(0, 8 * len(whole), 60):
+        broken = bytearray(whole)
+        broken[place // 8] ^= 1 << (place % 8)
+        path.write_bytes(broken)
+        with pytest.raises(FedlibError, match="Delete it"):
+            trained("amplified", tmp_path)
+
+
+class Planted:
+    def __reduce__(self):
+        return (os.mkdir, (os.environ["PLANTED"],))
+
+
+def test_a_planted_checkpoint_runs_nothing(tmp_path, monkeypatch):
+    monkeypatch.setenv("PLANTED", str(tmp_path / "planted"))
+    trained("amplified", tmp_path)
+    path, held = tmp_path / "run.pt", io.BytesIO()
+    torch.save({"label": Planted()}, held)
+    content = held.getvalue()
+    mark = simulation.MARK + hashlib.sha256(content).hexdigest().encode() + b"\n"
+    path.write_bytes(mark + content)
+    with pytest.raises(FedlibError, match="cannot be read"):
+        trained("amplified", tmp_path)
+    assert not (tmp_path / "planted").exists()
+    pickle.loads(pickle.dumps(Planted()))
+    assert (tmp_path / "planted").exists(), "it would have"
+
+
+def test_a_state_that_no_checkpoint_can_hold_is_told(tmp_path):
+    @dataclasses.dataclass(frozen=True)
+    class Odd(State):
+        memory: object = None
+
+    class Remembers(FedAvg):
+        def init(self, task, seeds):
+            return Odd(*dataclasses.astuple(super().init(task, seeds)), memory={1, 2})
+
+    options = dict(checkpoint=tmp_path / "run.pt", checkpoint_every=1, progress=False)
+    with pytest.raises(FedlibError, match="state's memory holds a set. A checkpoint holds tensors"):
+        simulate(Remembers(pt.Full(N), **MINI), classification(np.float32), 2, **options)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_checkpoint_never_follows_a_link(tmp_path):
+    victim = tmp_path / "victim.txt"
+    victim.write_text("mine")
+    (tmp_path / "run.pt").symlink_to(victim)
+    with pytest.raises(FedlibError, match="Delete it"):
+        trained("amplified", tmp_path)
+    (tmp_path / "run.pt").unlink()
+    (tmp_path / "run.pt").symlink_to(tmp_path / "nowhere")
+    trained("amplified", tmp_path)
+    assert victim.read_text() == "mine" and not (tmp_path / "run.pt").is_symlink()
+    assert not (tmp_path / "nowhere").exists()
 
 
 def test_no_checkpoint_without_being_asked(tmp_path):

@@ -23,6 +23,7 @@ from torch.nn.parameter import is_lazy
 
 from fedlib.engine.rng import GOLDEN, scrambled, stream
 from fedlib.errors import FedlibError
+from fedlib.files import digest
 
 Forward = Callable[[dict[str, Tensor], Tensor], Tensor]
 DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
@@ -151,6 +152,11 @@ class Model:
             for name, view in self.views(row.reshape(1, -1)).items():
                 held[name].copy_(view[0])
         return module
+
+    def digest(self) -> str:
+        """Return a SHA-256 of the architecture and of what all copies share."""
+        shared = [value for _, value in sorted(self._constants.items())]
+        return digest(repr(self.module), {**self.shapes, **self.buffers}, shared)
 
     def dtype(self, x: Tensor) -> torch.dtype:
         """Return the type of a row that meets features ``x``: theirs, or for integers its own."""

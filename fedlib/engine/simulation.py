@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import os
+import hashlib
+import io
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from tqdm.auto import tqdm
 from fedlib.engine.draws import ahead
 from fedlib.engine.protocols import Algorithm, K, S, State, TaskLike
 from fedlib.errors import FedlibError
+from fedlib.files import digest, make_folder, publish
 
 Callback = Callable[[Any, dict[str, Any]], None]
 
@@ -97,7 +99,8 @@ def simulate(
     progress
         Show a progress bar.
     checkpoint, checkpoint_every
-        Save to this file every so many rounds and after the last, and go on from it if it exists.
+        Save to this file every so many rounds and after the last, and go on from it if it exists
+        and belongs to the same algorithm, task, start and schedule.
     until
         Stop when ``time.monotonic()`` has passed this, leaving a checkpoint.
 
@@ -129,8 +132,10 @@ def simulate(
         f"{tuple(state.x.shape)}, evaluated {_when(evaluate_every, looks)} on {splits}, "
         f"limit {limit}"
     )
-    if checkpoint is not None and Path(checkpoint).exists():
-        state, rows, diverged = _restore(Path(checkpoint), state, label)
+    if checkpoint is not None:
+        label += f", task {_digest(task)}, start {digest(list(_fields(state).values()))[:16]}"
+        if Path(checkpoint).exists():
+            state, rows, diverged = _restore(Path(checkpoint), state, label)
     told = name if isinstance(name, str) else f"{len(runs)} runs"
     with tqdm(total=rounds, initial=state.t - first, desc=told, disable=not progress) as bar:
         if not rows:
@@ -207,24 +212,65 @@ def _record(
                 diverged.setdefault((run, seed), state.t)
 
 
+MARK = b"fedlib checkpoint, SHA-256 of what follows the line: "
+
+
+def _fields(state: State) -> dict[str, Any]:
+    return {f.name: getattr(state, f.name) for f in dataclasses.fields(state)}
+
+
+def _digest(task: TaskLike) -> str:
+    """Return a digest of all that a task computes with, as far as it can say."""
+    return task.digest()[:16] if hasattr(task, "digest") else type(task).__name__
+
+
 def _save(path: Path, state: State, rows: list, diverged: dict, label: str) -> None:
-    """Write a checkpoint beside its place and move it there in one step."""
-    fields = {f.name: getattr(state, f.name) for f in dataclasses.fields(state)}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part")
-    torch.save({"label": label, "state": fields, "rows": rows, "diverged": diverged}, part)
-    os.replace(part, path)
+    """Write a checkpoint of plain values and tensors, with a hash of itself."""
+    held = io.BytesIO()
+    fields = {name: _plain(value, name) for name, value in _fields(state).items()}
+    torch.save({"label": label, "state": fields, "rows": rows, "diverged": diverged}, held)
+    content = held.getvalue()
+    make_folder(path.parent)
+    publish(path, MARK + hashlib.sha256(content).hexdigest().encode() + b"\n" + content)
 
 
 def _restore(path: Path, state: S, label: str) -> tuple[S, list, dict]:
+    """Read a checkpoint; nothing in it is ever run."""
     try:
-        held = torch.load(path, weights_only=False, map_location=state.x.device)
-        found, fields = held["label"], held["state"]
+        first, _, content = path.read_bytes().partition(b"\n")
+        if first != MARK + hashlib.sha256(content).hexdigest().encode():
+            raise ValueError("it is damaged, or no checkpoint")
+        held = torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
     except Exception as error:
-        raise FedlibError(f"Checkpoint {path} cannot be read ({error!r}). Delete it.") from error
-    if found != label:
+        raise FedlibError(f"Checkpoint {path} cannot be read ({error}). Delete it.") from error
+    if held["label"] != label:
         raise FedlibError(
-            f"Checkpoint {path} belongs to another run.\n  found:    {found}\n"
+            f"Checkpoint {path} belongs to another run.\n  found:    {held['label']}\n"
             f"  expected: {label}\nDelete it or choose another file."
         )
+    fields = {name: _whole(value, state.x.device) for name, value in held["state"].items()}
     return type(state)(**fields), held["rows"], held["diverged"]
+
+
+def _plain(value: Any, name: str) -> Any:
+    """Return a value as a checkpoint holds it: arrays as tensors in a box."""
+    if isinstance(value, np.ndarray):
+        return {"array": torch.from_numpy(np.ascontiguousarray(value))}
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, list | tuple):
+        return type(value)([_plain(one, name) for one in value])
+    if value is None or isinstance(value, torch.Tensor | bool | int | float | str):
+        return value
+    raise FedlibError(
+        f"The state's {name} holds a {type(value).__name__}. A checkpoint holds tensors, arrays, "
+        "numbers and words, and lists and tuples of them."
+    )
+
+
+def _whole(value: Any, device: torch.device) -> Any:
+    if isinstance(value, dict):
+        return value["array"].numpy()
+    if isinstance(value, list | tuple):
+        return type(value)([_whole(one, device) for one in value])
+    return value.to(device) if isinstance(value, torch.Tensor) else value

@@ -15,6 +15,7 @@ from fedlib.engine.losses import LOSSES, check_targets, tally, values
 from fedlib.engine.model import Model
 from fedlib.engine.rng import stream
 from fedlib.errors import FedlibError, unknown
+from fedlib.files import digest
 
 
 @dataclass
@@ -64,6 +65,12 @@ class Task:
         moved = copy.copy(self)  # already checked
         moved.data, moved.recordings = self.data.to(device), {}
         return moved
+
+    def digest(self) -> str:
+        """Return a SHA-256 of data, split, model and loss."""
+        d = self.data
+        held = (d.x, d.y, d.test_x, d.test_y, d.parts, d.test_parts, d.augment)
+        return digest(*held, self.model.digest(), self.loss_name, self.l2)
 
     def init(self, seeds: Sequence[int]) -> Tensor:
         """Return one freshly initialised model a seed, ``[R, P]``."""

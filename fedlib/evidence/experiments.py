@@ -15,7 +15,7 @@ import numpy
 import torch
 
 import fedlib
-from fedlib import datasets
+from fedlib import datasets, files
 from fedlib.engine import convolution
 from fedlib.errors import FedlibError, unknown
 from fedlib.evidence import claims, freshness, records, tuning
@@ -88,7 +88,7 @@ def run(
     s = settings(paper, experiment, profile)
     chosen = _seeds(s, seeds)
     place = choose_device(device)
-    home = records.make_folder(records.folder(paper, out))
+    home = files.make_folder(records.folder(paper, out))
     tuned = _tuning(paper, s, profile, out)
     present = freshness.now(s)
     set_precision(tf32)
@@ -103,7 +103,7 @@ def run(
     finally:
         seconds = before + time.perf_counter() - began
         if folder.is_dir():
-            records.write(folder / "seconds", f"{seconds:.3f}".encode())
+            files.publish(folder / "seconds", f"{seconds:.3f}".encode())
     manifest = {
         "paper": paper,
         "experiment": experiment,

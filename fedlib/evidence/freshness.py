@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 from fedlib import datasets
 
 BORDER = {
-    "modules": {"errors", "paths", "cores", "cost", "recording"},
+    "modules": {"errors", "paths", "cores", "cost", "files", "recording"},
     "names": {"all_cards", "card", "get", "verify", "_obtain", "_bundled", "_placed_or_fail"},
 }
 """Where the walk ends: messages, places, counting, the handing of work to cores and its replaying

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import errno
 import functools
 import gzip
 import hashlib
 import io
 import json
-import os
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,6 +21,7 @@ from fedlib.errors import FedlibError
 from fedlib.evidence import catalogue
 from fedlib.evidence.catalogue import PROFILES
 from fedlib.evidence.freshness import State, judge
+from fedlib.files import make_folder, publish
 
 
 class MissingRecord(FedlibError):
@@ -110,21 +109,6 @@ def folder(paper: str, out: str | Path | None = None) -> Path:
     return home / "results" if (home / "experiments.toml").is_file() else home
 
 
-def make_folder(path: Path) -> Path:
-    """Make a folder that can be written, or say that another one has to be chosen."""
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        if not os.access(path, os.W_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-    except OSError as error:
-        raise _cannot_write(path, error) from error
-    return path
-
-
-def _cannot_write(path: Path, error: OSError) -> FedlibError:
-    return FedlibError(f"Cannot write to {path}: {error.strerror}. Choose another with --out.")
-
-
 def save(out: str | Path | None, frame: pd.DataFrame, manifest: dict[str, Any]) -> list[Path]:
     """Write rows and manifest, each moved into place in one step. Returns both paths.
 
@@ -144,26 +128,9 @@ def save(out: str | Path | None, frame: pd.DataFrame, manifest: dict[str, Any]) 
     pages = json.dumps(manifest, indent=1, sort_keys=True) + "\n"
     written = []
     for name, content in ((f"{stem}.csv.gz", text.getvalue()), (f"{stem}.json", pages.encode())):
-        write(target / name, content)
+        publish(target / name, content)
         written.append(target / name)
     return written
-
-
-def write(path: Path, content: bytes) -> None:
-    """Write a file beside its place and move it there in one step.
-
-    Raises
-    ------
-    FedlibError
-        When it cannot be written; nothing half-written stays behind.
-    """
-    part = path.with_name(path.name + ".part")
-    try:
-        part.write_bytes(content)
-        os.replace(part, path)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise _cannot_write(path, error) from error
 
 
 def load(

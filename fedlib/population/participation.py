@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fedlib.engine.rng import stream
 from fedlib.errors import FedlibError
+from fedlib.files import digest
 
 Draw = tuple[np.ndarray, np.ndarray]  # clients [S], weights [S]
 
@@ -333,6 +334,16 @@ class Trace(Participation):
             )
         super().__init__(recorded.shape[1])
         object.__setattr__(self, "recorded", recorded)
+        object.__setattr__(self, "digest", digest(recorded)[:16])
+
+    def __repr__(self) -> str:
+        return f"Trace({len(self.recorded)} rounds of {self.N} clients, {self.digest})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Trace) and self.digest == other.digest
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
 
     def draw(self, seed: int, t: int) -> Draw:
         """Return the clients with positive weight in recorded round ``t mod T``."""

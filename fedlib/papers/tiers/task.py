@@ -15,6 +15,7 @@ from fedlib.engine.losses import LOSSES, check_targets, tally, values
 from fedlib.engine.model import Model
 from fedlib.engine.rng import stream
 from fedlib.errors import FedlibError, unknown
+from fedlib.files import digest
 
 
 class TieredTask:
@@ -118,6 +119,12 @@ class TieredTask:
             moved.test_x = [x.to(device) for x in self.test_x]
             moved.test_y = self.test_y.to(device)
         return moved
+
+    def digest(self) -> str:
+        """Return a SHA-256 of data, splits, models and loss."""
+        tests = (self.test_x, self.test_y) if self.test_x is not None else ()
+        models = [model.digest() for model in self.models]
+        return digest(self.x, self.y, *tests, self.rows, models, self.loss_name)
 
     @property
     def N(self) -> int:

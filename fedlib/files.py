@@ -1,0 +1,80 @@
+"""Files that are whole or not there, folders that can be written, and digests of what is held."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedlib.errors import FedlibError
+
+OLD = 3600  # seconds after which a half-written file was left by a process that was killed
+
+
+def publish(path: Path, content: bytes) -> None:
+    """Write a file under a name of its own beside its place, and move it there in one step.
+
+    A link at that place is replaced, never followed.
+
+    Raises
+    ------
+    FedlibError
+        When it cannot be written; nothing half-written stays behind.
+    """
+    part = None
+    try:
+        for left in path.parent.glob(f".{path.name}.*.part"):
+            if time.time() - left.lstat().st_mtime > OLD:
+                left.unlink()
+        handle, part = tempfile.mkstemp(".part", f".{path.name}.", path.parent)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        os.chmod(part, 0o644)
+        os.replace(part, path)
+    except BaseException as error:
+        if part is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(part)
+        if isinstance(error, OSError):
+            raise cannot_write(path, error) from error
+        raise
+
+
+def make_folder(path: Path) -> Path:
+    """Make a folder that can be written, or say that another one has to be chosen."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        if not os.access(path, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise cannot_write(path, error) from error
+    return path
+
+
+def cannot_write(path: Path, error: OSError) -> FedlibError:
+    """Return the error for a file or folder that cannot be written."""
+    return FedlibError(f"Cannot write to {path}: {error.strerror}. Choose another with --out.")
+
+
+def digest(*things: Any) -> str:
+    """Return a SHA-256 of arrays, tensors and what else prints as it is, in lists or not."""
+    found = hashlib.sha256()
+    for thing in things:
+        if isinstance(thing, list | tuple):
+            found.update(digest(*thing).encode())
+        elif isinstance(thing, np.ndarray | torch.Tensor):
+            array = thing.detach().cpu().numpy() if isinstance(thing, torch.Tensor) else thing
+            found.update(f"{array.dtype} {array.shape}".encode())
+            found.update(np.ascontiguousarray(array).tobytes())
+        else:
+            found.update(repr(thing).encode())
+        found.update(b"\0")
+    return found.hexdigest()
