@@ -39,6 +39,12 @@ app.add_typer(data_app, name="data")
 
 TF32 = "On a GPU, multiply with factors of 11 bits: faster, less exact."
 
+
+def _folder(path: Path | None) -> Path | None:
+    """Expand ``~`` where a shell has not: in ``--out=~/runs``."""
+    return None if path is None else path.expanduser()
+
+
 Json = Annotated[bool, typer.Option("--json", help="Print a list of rows as JSON.")]
 
 
@@ -72,7 +78,9 @@ def run(
     profile: Annotated[str, typer.Option(help="smoke, quick or paper.")] = "quick",
     seeds: Annotated[int | None, typer.Option(min=1, help="How many; default: profile's.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    out: Annotated[Path, typer.Option(help="Folder for the record.")] = Path("runs"),
+    out: Annotated[Path, typer.Option(callback=_folder, help="Folder for the record.")] = Path(
+        "runs"
+    ),
     tf32: Annotated[bool, typer.Option("--tf32", help=TF32)] = False,
 ) -> None:
     """Run an experiment and store its record. Interrupted, it goes on when started again."""
@@ -91,7 +99,7 @@ def join(
     paper: Annotated[str, typer.Argument(help="For example: participation.")],
     experiment: Annotated[str, typer.Argument(help="For example: fig1.")],
     sources: Annotated[list[Path], typer.Argument(help="Folders of records, two or more.")],
-    out: Annotated[Path, typer.Option(help="Folder for the joined record.")],
+    out: Annotated[Path, typer.Option(callback=_folder, help="Folder for the joined record.")],
     profile: Annotated[str, typer.Option(help="smoke, quick or paper.")] = "quick",
 ) -> None:
     """Join records of one experiment that were run with different seeds."""
@@ -108,7 +116,9 @@ SIGNS = {"holds": "✓", "contradicted": "✗", "undecided": "?", "no record": "
 def claims(
     paper: Annotated[str | None, typer.Argument(help="Default: every paper.")] = None,
     as_json: Json = False,
-    out: Annotated[Path | None, typer.Option(help="Judge the records in this folder.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(callback=_folder, help="Judge the records in this folder.")
+    ] = None,
 ) -> None:
     """Judge the papers' claims from stored records."""
     from fedlib.evidence import claims as judge
@@ -178,7 +188,8 @@ def bench(
     name: Annotated[str, typer.Argument(help="What to time.")] = "local-sgd",
     as_json: Json = False,
     out: Annotated[
-        Path | None, typer.Option(help="Keep the table in this folder of records.")
+        Path | None,
+        typer.Option(callback=_folder, help="Keep the table in this folder of records."),
     ] = None,
 ) -> None:
     """Time the batched engine against a plain loop on this machine, as ratios."""
@@ -197,7 +208,9 @@ def bench(
 @app.command()
 def gpu(
     minutes: Annotated[float, typer.Option(min=0.1, help="Time to spend.")] = 25,
-    out: Annotated[Path, typer.Option(help="Folder for all that is found.")] = Path("runs/gpu"),
+    out: Annotated[
+        Path, typer.Option(callback=_folder, help="Folder for all that is found.")
+    ] = Path("runs/gpu"),
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     profile: Annotated[
         str, typer.Option(help="Which records to make: smoke, quick or paper.")

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import errno
 import hashlib
 import os
+import platform
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import filelock
 import numpy as np
 import torch
 
@@ -57,6 +61,45 @@ def make_folder(path: Path) -> Path:
     except OSError as error:
         raise cannot_write(path, error) from error
     return path
+
+
+@contextlib.contextmanager
+def only_one(path: Path, what: str) -> Iterator[None]:
+    """Let one process at a time do something; a lock dies with its process.
+
+    Parameters
+    ----------
+    path
+        The lock, a file that is there as long as the work is under way.
+    what
+        What is done, for the message.
+
+    Raises
+    ------
+    FedlibError
+        When another process is at it, saying which.
+    """
+    lock = filelock.FileLock(path, timeout=0)
+    try:
+        lock.acquire()
+    except filelock.Timeout:
+        try:
+            who = path.read_text("utf-8").strip()
+        except OSError:
+            who = ""
+        raise FedlibError(
+            f"{what} is under way in {path.parent}, by {who or 'another process'}. Wait for it, or "
+            "choose another folder with --out."
+        ) from None
+    except OSError as error:
+        raise cannot_write(path, error) from error
+    try:
+        now = datetime.datetime.now().isoformat(" ", "seconds")
+        path.write_text(f"process {os.getpid()} on {platform.node()}, begun {now}", "utf-8")
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        lock.release()
 
 
 def cannot_write(path: Path, error: OSError) -> FedlibError:

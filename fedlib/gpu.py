@@ -88,9 +88,23 @@ def run(
             "  fedlib gpu --device cpu --profile smoke"
         )
     until, wanted = time.monotonic() + 60 * minutes, WANTED[:1] if profile == "smoke" else WANTED
-    needed = {catalogue.settings(*names, profile)["dataset"] for names in wanted}
-    place, home = experiments.choose_device(device), files.make_folder(Path(out).expanduser())
+    needed = {catalogue.settings(*names, profile)["dataset"] for names in wanted}  # or an error
+    place, home = experiments.choose_device(device), files.make_folder(Path(out))
     experiments.set_precision(tf32)
+    with files.only_one(home / ".gpu.lock", "fedlib gpu"):
+        return _all_parts(until, home, place, profile, tf32, wanted, sorted(needed), tell)
+
+
+def _all_parts(
+    until: float,
+    home: Path,
+    place: str,
+    profile: str,
+    tf32: bool,
+    wanted: Sequence[tuple[str, str]],
+    needed: Sequence[str],
+    tell: Callable[[str], None],
+) -> dict[str, Any]:
     found = _resumed(home / "gpu.json", place, tf32)
     if not {"agree", "roofline"} & found.keys() and list(home.glob("gpu.*.json")):
         tell("What other code, another device or precision found is kept beside, under its date.")
@@ -103,7 +117,7 @@ def run(
 
     small = profile == "smoke"
     tell(f"{found['device']}, torch {found['versions']['torch']}, TF32 {'on' if tf32 else 'off'}")
-    for name in sorted(needed):
+    for name in needed:
         try:
             datasets.get(name)
         except FedlibError as error:

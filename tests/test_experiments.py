@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 
+import fedlib
 from fedlib import datasets
 from fedlib.errors import FedlibError
 from fedlib.evidence import catalogue, claims, experiments, freshness, records
@@ -317,3 +322,42 @@ def test_runs_in_one_batch_are_the_runs_apart(name):
     algorithms = {run["run"]: studies.build_algorithm({**s, **run}) for run in s["runs"]}
     sizes = [len(names) for names, _ in studies.batches(algorithms, 2)]
     assert sizes == {"fig1": [1, 2, 1, 1], "figD2": [5, 5], "figD3": [5], "figD1": [1, 1]}[name]
+
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from fedlib import files
+with files.only_one(Path(sys.argv[1]), "It"):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_second_start_says_who_is_at_it(tmp_path):
+    folder = tmp_path / PAPER
+    folder.mkdir()
+    lock = folder / ".figB1.smoke.lock"
+    env = os.environ | {"PYTHONPATH": str(Path(fedlib.__file__).parents[1])}
+    command = [sys.executable, "-c", HOLDER, str(lock)]
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(FedlibError, match="profile smoke, is under way in .*--out") as error:
+            experiments.run(PAPER, "figB1", "smoke", None, "cpu", tmp_path, False)
+        assert f"process {other.pid} on " in str(error.value)
+        assert not list(folder.glob("*.csv.gz"))
+        experiments.run(PAPER, "figB2", "smoke", None, "cpu", tmp_path, False)
+        other.kill()
+    experiments.run(PAPER, "figB1", "smoke", None, "cpu", tmp_path, False)
+    assert not list(folder.glob(".*")), "a lock dies with its process, and nothing is left"
+
+
+def test_a_run_that_fails_gives_its_lock_back(tmp_path, monkeypatch):
+    def fails(job):
+        assert list((tmp_path / PAPER).glob(".figB1.smoke.lock"))
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(experiments.tuning, "study", lambda kind: fails)
+    with pytest.raises(ZeroDivisionError):
+        experiments.run(PAPER, "figB1", "smoke", None, "cpu", tmp_path, False)
+    assert not list((tmp_path / PAPER).glob(".*"))

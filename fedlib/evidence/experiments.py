@@ -98,32 +98,35 @@ def run(
     rules = _rules(paper, experiment, profile, chosen, out)
     began, commit, before = time.perf_counter(), _commit(), _seconds(folder)
     used = tuning.apply(s, tuned["chosen"]) if tuned else s
-    try:
-        outcome = tuning.study(s["kind"])(Job(used, chosen, place, folder, progress, until=until))
-    finally:
-        seconds = before + time.perf_counter() - began
-        if folder.is_dir():
-            files.publish(folder / "seconds", f"{seconds:.3f}".encode())
-    manifest = {
-        "paper": paper,
-        "experiment": experiment,
-        "profile": profile,
-        "settings": s,
-        "seeds": list(chosen),
-        "wall_seconds": round(seconds, 1),
-        "data": outcome.hashes,
-        "fidelity": _fidelity(s["dataset"]) if outcome.hashes else "none",
-        "diverged": outcome.diverged,
-        "rules": rules,
-        "small": _small(paper, experiment),
-        **({"tuning": tuned} if tuned else {}),
-        **present,
-        **provenance(place),
-        "commit": commit,
-    }
-    records.save(out, outcome.frame, manifest)
-    shutil.rmtree(folder, ignore_errors=True)
-    return records.load(paper, experiment, profile, out)
+    job = Job(used, chosen, place, folder, progress, until=until)
+    lock = home / f".{experiment}.{profile}.lock"
+    with files.only_one(lock, f"{paper} {experiment}, profile {profile},"):
+        try:
+            outcome = tuning.study(s["kind"])(job)
+        finally:
+            seconds = before + time.perf_counter() - began
+            if folder.is_dir():
+                files.publish(folder / "seconds", f"{seconds:.3f}".encode())
+        manifest = {
+            "paper": paper,
+            "experiment": experiment,
+            "profile": profile,
+            "settings": s,
+            "seeds": list(chosen),
+            "wall_seconds": round(seconds, 1),
+            "data": outcome.hashes,
+            "fidelity": _fidelity(s["dataset"]) if outcome.hashes else "none",
+            "diverged": outcome.diverged,
+            "rules": rules,
+            "small": _small(paper, experiment),
+            **({"tuning": tuned} if tuned else {}),
+            **present,
+            **provenance(place),
+            "commit": commit,
+        }
+        records.save(out, outcome.frame, manifest)
+        shutil.rmtree(folder, ignore_errors=True)
+        return records.load(paper, experiment, profile, out)
 
 
 def _seconds(folder: Path) -> float:
