@@ -65,10 +65,30 @@ def _print(rows: list[dict[str, Any]], as_json: bool, columns: list[str] | None 
 
 @app.command("list")
 def list_(as_json: Json = False) -> None:
-    """List every paper's experiments, with the profiles they run at."""
-    from fedlib.evidence import catalogue
+    """List every paper's experiments, the profiles they run at, and what stored ones took."""
+    from fedlib.evidence import catalogue, records
 
-    _print([row for paper in catalogue.papers() for row in catalogue.describe(paper)], as_json)
+    rows = [row for paper in catalogue.papers() for row in catalogue.describe(paper)]
+    for row in rows:
+        each = {p: records.took(row["paper"], row["experiment"], p) for p in catalogue.PROFILES}
+        row["took"] = "; ".join(f"{profile} {took}" for profile, took in each.items() if took)
+    _print(rows, as_json)
+
+
+def _seeds(text: str | None) -> int | list[int] | None:
+    """Read a number of seeds, or seeds with commas between them."""
+    if text is None:
+        return None
+    words = [word for word in text.split(",") if word.strip()]
+    if words and all(word.strip().isdecimal() for word in words):
+        numbers = [int(word) for word in words]
+        if "," in text and max(numbers) < 2**63:
+            return numbers
+        if "," not in text and 1 <= numbers[0] <= 10_000:
+            return numbers[0]
+    raise FedlibError(
+        f"--seeds takes how many, 1 to 10000, or which, with commas: 3, or 4,5,6. Got '{text}'."
+    )
 
 
 @app.command()
@@ -76,17 +96,27 @@ def run(
     paper: Annotated[str, typer.Argument(help="For example: participation.")],
     experiment: Annotated[str, typer.Argument(help="For example: fig1. See: fedlib list.")],
     profile: Annotated[str, typer.Option(help="smoke, quick or paper.")] = "quick",
-    seeds: Annotated[int | None, typer.Option(min=1, help="How many; default: profile's.")] = None,
+    seeds: Annotated[
+        str | None, typer.Option(help="How many, or which: 3, or 4,5,6. Default: the profile's.")
+    ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     out: Annotated[Path, typer.Option(callback=_folder, help="Folder for the record.")] = Path(
         "runs"
     ),
     tf32: Annotated[bool, typer.Option("--tf32", help=TF32)] = False,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Overwrite a record with other seeds or settings.")
+    ] = False,
 ) -> None:
     """Run an experiment and store its record. Interrupted, it goes on when started again."""
-    from fedlib.evidence import experiments
+    from fedlib.evidence import experiments, records
 
-    record = experiments.run(paper, experiment, profile, seeds, device, out, True, tf32)
+    which, device = _seeds(seeds), experiments.choose_device(device)
+    if took := records.took(paper, experiment, profile):
+        typer.echo(f"The stored record took {took}.", err=True)
+    record = experiments.run(
+        paper, experiment, profile, which, device, out, True, tf32, None, replace
+    )
     for name, where in record.manifest["diverged"].items():
         seeds = ", ".join(f"seed {seed} by round {t}" for seed, t in where.items())
         typer.echo(f"{name} diverged: {seeds}.")

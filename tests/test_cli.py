@@ -49,8 +49,9 @@ def process(*arguments, code=""):
 
 def test_list():
     rows = json.loads(call("list", "--json").stdout)
-    assert rows == [row for paper in catalogue.papers() for row in catalogue.describe(paper)]
-    assert {"paper", "experiment", "where", "title", "profiles"} == set(rows[0])
+    described = [row for paper in catalogue.papers() for row in catalogue.describe(paper)]
+    assert [{k: v for k, v in row.items() if k != "took"} for row in rows] == described
+    assert {"paper", "experiment", "where", "title", "profiles", "took"} == set(rows[0])
     lines = call("list").stdout.splitlines()
     assert len(lines) == len(rows) + 2
     assert lines[0].split() == list(rows[0]) and set(lines[1]) == {"-", " "}
@@ -75,12 +76,70 @@ def test_run_passes_on_its_options_and_tells_of_divergence(tmp_path, monkeypatch
     assert "wild diverged: seed 1 by round 30, seed 2 by round 40." in done.stdout
     assert f"Wrote {tmp_path / 'e.quick.json'}" in done.stdout
     options = ["--profile", "paper", "--seeds", "3", "--device", "cpu", "--out", "elsewhere"]
-    options += ["--tf32"]
+    options += ["--tf32", "--replace"]
     call("run", PAPER, "fig1", *options)
     assert seen == [
-        (PAPER, "fig1", "quick", None, "auto", Path("runs"), True, False),
-        (PAPER, "fig1", "paper", 3, "cpu", Path("elsewhere"), True, True),
+        (
+            PAPER,
+            "fig1",
+            "quick",
+            None,
+            experiments.choose_device(),
+            Path("runs"),
+            True,
+            False,
+            None,
+            False,
+        ),
+        (PAPER, "fig1", "paper", 3, "cpu", Path("elsewhere"), True, True, None, True),
     ]
+
+
+def test_seeds_are_a_number_or_a_list(tmp_path):
+    for text, seeds in (("1", [1]), ("2", [1, 2]), ("4,6", [4, 6]), ("5,", [5]), ("0,3", [0, 3])):
+        out = tmp_path / text
+        call("run", PAPER, "figD1", "--profile", "smoke", "--seeds", text, "--out", out)
+        assert records.load(PAPER, "figD1", "smoke", out).manifest["seeds"] == seeds
+    for text in ("", ",", "0", "a", "1.5", "-1", "3 4", "10001", "9" * 30, "1," + "9" * 30):
+        done = call("run", PAPER, "figD1", f"--seeds={text}", "--out", tmp_path / "no", code=2)
+        assert "--seeds takes how many" in done.stderr and not (tmp_path / "no").exists()
+
+
+def test_a_record_with_other_seeds_or_settings_is_not_overwritten(tmp_path):
+    run = ["run", PAPER, "figD1", "--profile", "smoke", "--out", tmp_path]
+    call(*run, "--seeds", 2)
+    page = tmp_path / PAPER / "figD1.smoke.json"
+    before = page.read_bytes()
+    refused = call(*run, "--seeds", "3", code=2)
+    assert "with seeds 1, 2. Choose another folder" in refused.stderr
+    assert page.read_bytes() == before and len(list(page.parent.iterdir())) == 2
+    call(*run, "--seeds", 2)
+    call(*run, "--seeds", "3", "--replace")
+    held = json.loads(page.read_text())
+    assert held["seeds"] == [1, 2, 3]
+    held["settings"]["batch_size"] += 1
+    page.write_text(json.dumps(held))
+    assert "with other settings (batch_size)." in call(*run, "--seeds", 3, code=2).stderr
+    page.write_text("{")
+    call(*run, "--seeds", 3)
+
+
+def test_what_a_stored_record_took_is_told(tmp_path, monkeypatch):
+    rows = {row["experiment"]: row for row in json.loads(call("list", "--json").stdout)}
+    held = records.load(PAPER, "fig1", "quick").manifest
+    minutes = f"{held['wall_seconds'] / 60:.0f}"
+    assert rows["fig1"]["took"] == f"quick {minutes} min on {held['device']}"
+    assert rows["figB1"]["took"] == "" == records.took(PAPER, "figB1", "paper")
+    record = records.Record(pd.DataFrame(), dict(diverged={}), tmp_path / "e.quick.csv.gz")
+    monkeypatch.setattr(experiments, "run", lambda *given: record)
+    assert f"The stored record took {minutes} min" in call("run", PAPER, "fig1").stderr
+    assert "took" not in call("run", PAPER, "figB1").stderr
+
+
+def test_a_tilde_is_expanded(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    call("run", PAPER, "figB2", "--profile", "smoke", "--out=~/mine")
+    assert (tmp_path / "mine" / PAPER / "figB2.smoke.json").exists()
 
 
 def test_run_with_one_seed(tmp_path):
@@ -218,8 +277,7 @@ def test_unknown_names(command, words):
 @pytest.mark.parametrize(
     "command",
     [
-        *("rum", "run", "list --yaml"),
-        *(f"run participation fig1 --seeds {seeds}" for seeds in (0, "many")),
+        *("rum", "run", "list --yaml", "gpu --minutes 0"),
     ],
 )
 def test_usage(command, tmp_path, monkeypatch):
@@ -247,7 +305,7 @@ def test_interruption_ends_quietly(monkeypatch):
 
     monkeypatch.setattr(experiments, "run", interrupted)
     done = call("run", PAPER, "fig1", code=130)
-    assert done.stderr == "Interrupted. Run the same command again to go on.\n"
+    assert done.stderr.splitlines()[-1] == "Interrupted. Run the same command again to go on."
 
 
 # --- as a process ---------------------------------------------------------------------------------

@@ -157,7 +157,9 @@ def test_making_a_record_again_makes_no_rule_older(tmp_path):
     assert first.manifest["rules"] == now != {}
     records.save(tmp_path, first.frame, first.manifest | {"rules": {"GFA-C6": "as it was"}})
     assert again("figB2", tmp_path, seeds=[7]).manifest["rules"] == {}
-    assert again("figB2", tmp_path, seeds=[8]).manifest["rules"] == now, "new seeds, a new record"
+    assert again("figB2", tmp_path, seeds=[8], replace=True).manifest["rules"] == now, (
+        "new seeds, a new record"
+    )
     assert again("figB2", tmp_path / "b").manifest["rules"] == {}, "the seeds of the book's own"
 
 

@@ -106,6 +106,40 @@ def test_a_failed_save_keeps_what_was_there(tmp_path, monkeypatch):
     assert not list(tmp_path.rglob("*.part"))
 
 
+def test_rows_and_manifest_appear_together(tmp_path, monkeypatch):
+    """Killed at each step of a save, a reader finds the old record or the new one, whole."""
+    real = os.replace
+    for steps in range(4):
+        home = tmp_path / str(steps)
+        stored(home)
+        done = []
+
+        def replace(source, target, steps=steps, done=done):
+            if len(done) == steps:
+                raise KeyboardInterrupt
+            done.append(target)
+            real(source, target)
+
+        monkeypatch.setattr(os, "replace", replace)
+        try:
+            records.save(home, FRAME.assign(value=2.0), manifest() | {"commit": "new"})
+        except KeyboardInterrupt:
+            assert steps < 3
+        monkeypatch.setattr(os, "replace", real)
+        found = records.load(PAPER, "fig1", "quick", home)
+        new = (found.frame["value"] == 2.0).all()
+        assert new == (found.manifest["commit"] == "new") == (steps >= 2)
+        assert records.load(PAPER, "fig1", "quick", home).frame.equals(found.frame)
+
+
+def test_a_first_record_is_finished_by_its_reader(tmp_path, monkeypatch):
+    monkeypatch.setattr(records, "_put_in_place", lambda *_: None)
+    records.save(tmp_path, FRAME, manifest())
+    monkeypatch.undo()
+    assert records.load(PAPER, "fig1", "quick", tmp_path).manifest["paper"] == PAPER
+    assert len(list((tmp_path / PAPER).iterdir())) == 2
+
+
 def test_a_file_is_whole_or_not_there(tmp_path):
     path, victim = tmp_path / "a.json", tmp_path / "victim"
     victim.write_bytes(b"mine")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 import platform
 import shutil
 import subprocess
@@ -52,6 +53,7 @@ def run(
     progress: bool = True,
     tf32: bool = False,
     until: float | None = None,
+    replace: bool = False,
 ) -> Record:
     """Run an experiment and store its record.
 
@@ -74,6 +76,8 @@ def run(
         manifest says so.
     until
         When to stop, by ``time.monotonic()``.
+    replace
+        Let the new record take the place of one with other seeds or settings.
 
     Returns
     -------
@@ -82,6 +86,9 @@ def run(
 
     Raises
     ------
+    FedlibError
+        For what cannot be run, a folder in which the same run is under way, or a record with other
+        seeds or settings in the way.
     OutOfTime
         When the time is over first. The same call goes on from there.
     """
@@ -91,6 +98,8 @@ def run(
     home = files.make_folder(records.folder(paper, out))
     tuned = _tuning(paper, s, profile, out)
     present = freshness.now(s)
+    if not replace:
+        _check_place(home / f"{experiment}.{profile}.json", s, chosen)
     set_precision(tf32)
     how = (s, chosen, place, tuned, *[tf32] * (place == "cuda"))
     mark = freshness.digest([repr(how), present["code"], present["cards"]])
@@ -127,6 +136,24 @@ def run(
         records.save(out, outcome.frame, manifest)
         shutil.rmtree(folder, ignore_errors=True)
         return records.load(paper, experiment, profile, out)
+
+
+def _check_place(page: Path, s: dict[str, Any], seeds: tuple[int, ...]) -> None:
+    """Refuse to overwrite a record that is not the one about to be made."""
+    try:
+        held = json.loads(page.read_text("utf-8"))
+        then, now = held["settings"], json.loads(json.dumps(s))
+        told = [key for key in {**then, **now} if then.get(key) != now.get(key)]
+        told = [f"other settings ({', '.join(sorted(told))})"] if told else []
+        if held["seeds"] != list(seeds):
+            told.append(f"seeds {', '.join(map(str, held['seeds']))}")
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return  # there is none, or none that could be read
+    if told:
+        raise FedlibError(
+            f"{page} is there already, with {' and '.join(told)}. Choose another folder with "
+            "--out, or overwrite it with --replace."
+        )
 
 
 def _seconds(folder: Path) -> float:

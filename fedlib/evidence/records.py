@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gzip
 import hashlib
 import io
 import json
+import os
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -110,9 +112,11 @@ def folder(paper: str, out: str | Path | None = None) -> Path:
 
 
 def save(out: str | Path | None, frame: pd.DataFrame, manifest: dict[str, Any]) -> list[Path]:
-    """Write rows and manifest, each moved into place in one step. Returns both paths.
+    """Write rows and manifest, and return both paths.
 
-    The manifest keeps the SHA-256 of the rows.
+    The manifest keeps the SHA-256 of the rows. The two appear together: the new manifest waits
+    beside its place until the rows are there, and whoever reads in between, or after this process
+    was killed, puts it into its place.
 
     Raises
     ------
@@ -126,11 +130,23 @@ def save(out: str | Path | None, frame: pd.DataFrame, manifest: dict[str, Any]) 
         packed.write(rows)
     manifest = manifest | {"rows": hashlib.sha256(rows).hexdigest()}
     pages = json.dumps(manifest, indent=1, sort_keys=True) + "\n"
-    written = []
-    for name, content in ((f"{stem}.csv.gz", text.getvalue()), (f"{stem}.json", pages.encode())):
-        publish(target / name, content)
-        written.append(target / name)
-    return written
+    path, page = target / f"{stem}.csv.gz", target / f"{stem}.json"
+    publish(_waiting(page), pages.encode())
+    publish(path, text.getvalue())
+    _put_in_place(path, page)
+    return [path, page]
+
+
+def _waiting(page: Path) -> Path:
+    return page.with_name(f".{page.name}.next")
+
+
+def _put_in_place(path: Path, page: Path) -> None:
+    """Give rows the manifest that waits for them, when it is theirs."""
+    with contextlib.suppress(FileNotFoundError):  # another process was faster
+        rows = hashlib.sha256(gzip.decompress(path.read_bytes())).hexdigest()
+        if json.loads(_waiting(page).read_text("utf-8"))["rows"] == rows:
+            os.replace(_waiting(page), page)
 
 
 def load(
@@ -167,6 +183,9 @@ def load(
 def _stored(path: Path, names: tuple[str, ...]) -> Record:
     """Return the record whose rows are in a file."""
     page = path.with_name(path.name.replace(".csv.gz", ".json"))
+    if _waiting(page).exists():
+        with contextlib.suppress(OSError, EOFError, ValueError, zlib.error):  # told below
+            _put_in_place(path, page)
     if not (path.exists() and page.exists()):
         raise MissingRecord(f"There is no {path}.")
     return _read(path, page, names, (path.stat().st_mtime_ns, page.stat().st_mtime_ns))
@@ -196,6 +215,16 @@ def _read(path: Path, page: Path, names: tuple[str, ...], stamp: tuple[int, ...]
             "names back."
         )
     return Record(frame, manifest, path)
+
+
+def took(paper: str, experiment: str, profile: str) -> str:
+    """Say how long a stored record took and where; empty where none is stored, or no minute."""
+    try:
+        held = load(paper, experiment, profile).manifest
+    except MissingRecord:
+        return ""
+    minutes = held["wall_seconds"] / 60
+    return f"{minutes:.0f} min on {held['device']}" if minutes >= 1 else ""
 
 
 def stored(out: str | Path | None = None) -> list[Record]:
