@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import types
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -185,3 +186,21 @@ def test_a_reading_is_what_a_walk_by_hand_reads():
     full, _ = data.read((8, 9), clients, cursor, 2, None)
     assert full.rows.tolist()[1] == [0, 1, 2, 3, 0] and full.padded
     assert full.weight[1].tolist() == [0.25] * 4 + [0] and full.weight[0].tolist() == [0.2] * 5
+
+
+def test_types_stay_apart_in_an_upload():
+    ((a, b),) = draws.upload([(np.ones(2, "f"), np.ones(3))], "meta")
+    assert (a.dtype, b.dtype) == (torch.float32, torch.float64)
+
+
+def test_draws_go_to_where_the_state_is():
+    class One:
+        def draws(self, state, task):
+            yield [np.ones(2)]
+
+        def round(self, state, task, drawn):
+            """Not called."""
+
+    state = types.SimpleNamespace(x=torch.zeros(1, device="meta"))
+    (((drawn,),),) = draws.ahead(One(), state, None, 1)
+    assert drawn.device.type == "meta" == draws.draw_one(One(), state, None)[0].device.type

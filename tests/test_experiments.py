@@ -363,3 +363,38 @@ def test_a_run_that_fails_gives_its_lock_back(tmp_path, monkeypatch):
     with pytest.raises(ZeroDivisionError):
         experiments.run(PAPER, "figB1", "smoke", None, "cpu", tmp_path, False)
     assert not list((tmp_path / PAPER).glob(".*"))
+
+
+def first_figure():
+    return experiments.settings(PAPER, "fig1", "smoke")
+
+
+def test_every_process_has_a_warm_up_file_of_its_own(tmp_path):
+    s = first_figure()
+    one = s["runs"][0]
+    s = s | {"runs": [one, one | {"run": "other", "process": "independent"}]}
+    studies.training(Job(s, (1,), folder=tmp_path, progress=False))
+    assert len(list(tmp_path.glob("warm_up*.pt"))) == 2
+
+
+def test_rows_end_where_the_last_seed_was_lost(monkeypatch):
+    s, looks, right = first_figure(), [], studies.simulate
+
+    def lost(*args, **options):
+        history = right(*args, **options)
+        if options["name"] != "warm-up":
+            looks[:] = sorted(set(history.frame["round"]))
+            history.diverged = {n: {1: looks[1], 2: looks[2]} for n in options["name"]}
+        return history
+
+    monkeypatch.setattr(studies, "simulate", lost)
+    found = studies.training(Job(s, (1, 2), progress=False)).frame
+    assert set(found.groupby("run")["round"].max()) == {looks[2] - s["warmup_rounds"]}
+
+
+def test_the_split_is_one_whatever_the_seeds(monkeypatch):
+    asked, right = [], studies.build_task
+    monkeypatch.setattr(studies, "build_task", lambda *a: asked.append(a[1]) or right(*a))
+    s = first_figure()
+    studies.training(Job(s | {"runs": s["runs"][:1]}, (2,), progress=False))
+    assert asked == [1]

@@ -10,9 +10,11 @@ from fedlib.engine.data import FederatedDataset
 from fedlib.engine.models import linear, softmax
 from fedlib.engine.simulation import simulate
 from fedlib.engine.tasks import Task
+from fedlib.papers import fedavg
 from fedlib.papers.fedavg import FedAvg
 from fedlib.papers.participation.algorithm import GeneralizedFedAvg, WaitFull, WaitMinibatch
 from fedlib.papers.participation.toy import toy_task
+from fedlib.papers.trials import TRIALS
 from fedlib.population import participation as pt
 
 N = 6
@@ -262,3 +264,12 @@ def test_simulate_matches_the_bare_loop_and_reports_divergence():
 def test_fedavg_knows_nothing_of_amplification():
     with pytest.raises(TypeError, match="amplify"):
         FedAvg(SOME, amplify=10, **MINI)
+
+
+def test_room_is_asked_for_every_copy_of_every_run(monkeypatch):
+    asked = []
+    monkeypatch.setattr(fedavg, "check_room", lambda *given: asked.append(given[:3]))
+    algorithm, task = TRIALS["FedAvg, mlp"](np.float64)
+    algorithm.round(algorithm.init(task, (1, 2, 3)), task)
+    S = algorithm.participation.cohort((1,), 0)[0].shape[1]
+    assert asked == [(3 * S, task.size, 3)]

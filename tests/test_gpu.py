@@ -169,7 +169,7 @@ def test_another_code_or_device_keeps_nothing_but_records(tmp_path):
 
     held()
     assert gpu._resumed(page, "cpu", False)["agree"] == []
-    assert gpu._resumed(page, "cpu", False)["date"] == now["date"]
+    assert gpu._resumed(page, "cpu", False)["date"] >= now["date"]
     others = [{"device": "another"}, {"source": "another"}, {"versions": {"torch": "1.0"}}]
     for change in [*others, {"tf32": True}]:
         held(**change)
@@ -319,3 +319,51 @@ def test_precision_is_kept_with_what_was_measured(monkeypatch):
     finally:
         experiments.set_precision(before)
     assert "tf32" not in experiments.provenance("cpu")
+
+
+def test_a_copy_reads_and_writes(monkeypatch):
+    monkeypatch.setattr(bench, "measure", lambda works, device: dict.fromkeys(works, 1.0))
+    monkeypatch.setattr(bench, "peak_flops", lambda device: 7.0)
+    assert bench.limits("cpu") == {"flops": 7, "bytes": 2 * 4 * 2**24, "launch": 1 / 200}
+
+
+def test_rounds_of_all_seeds_count():
+    row = bench.whole_rounds("cpu", 2, 0.3, 4000)
+    assert row["seed-rounds a second"] == pytest.approx(2 * row["rounds"] / row["seconds"], rel=0.1)
+
+
+def test_the_loss_that_is_told_counts(monkeypatch):
+    histories, right = [], gpu.simulate
+
+    def off(*args, **options):
+        histories.append(right(*args, **options))
+        histories[-1].frame["value"] *= len(histories)
+        return histories[-1]
+
+    monkeypatch.setattr(gpu, "simulate", off)
+    assert gpu.compare(TRIALS["FedAvg, mlp"], "float64", "cpu") == pytest.approx(1)
+
+
+@pytest.mark.parametrize("tf32, folder", [(False, "cpu"), (True, "cpu-tf32")])
+def test_seeds_of_two_precisions_have_folders_of_their_own(tmp_path, monkeypatch, tf32, folder):
+    def refuse(*args):
+        assert args[5] == tmp_path / "seeds" / folder / "1"
+        raise FedlibError("asked")
+
+    monkeypatch.setattr(experiments, "run", refuse)
+    found = {}
+    gpu._records(gpu.WANTED[:1], "smoke", "cpu", tf32, math.inf, tmp_path, found.__setitem__, print)
+    assert found["records"][0]["under way"] == "asked"
+
+
+def test_only_float32_is_allowed_to_be_coarse(monkeypatch):
+    monkeypatch.setattr(gpu, "trials", dict)
+    monkeypatch.setattr(gpu, "SHAPES", {})
+    monkeypatch.setattr(gpu, "compare", lambda *_: 0.0)
+    found = {"tf32": True}
+    gpu._agree("cpu", False, math.inf, found, found.__setitem__, print)
+    assert [row["allowed"] for row in found["agree"]] == [1e-9, gpu.COARSE]
+
+
+def test_who_never_moved_does_not_agree():
+    assert gpu._apart(torch.ones(2), 2 * torch.ones(2), torch.ones(2)) == math.inf

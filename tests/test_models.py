@@ -10,7 +10,8 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from fedlib.engine import models
 from fedlib.engine.data import Batch, FederatedDataset
-from fedlib.engine.rng import stream
+from fedlib.engine.model import Model
+from fedlib.engine.rng import GOLDEN, scrambled, stream
 from fedlib.engine.tasks import Task
 from fedlib.errors import FedlibError
 
@@ -207,3 +208,48 @@ def test_errors_say_what_came_and_what_was_expected():
         Task(models.softmax(2, 2), data, "cross-entropy")
     with pytest.raises(FedlibError, match="no test split"):
         Task(models.softmax(2, 2), data).evaluate(torch.zeros(1, 6), "test")
+
+
+def test_dropout_keys_take_seed_client_and_number_in_turn():
+    key = torch.tensor(0)
+    for part in (1, 2, 3):
+        key = scrambled(key + part + GOLDEN)
+    assert Batch(torch.zeros(1, 1).long(), visits=[(1, 2, 3)]).keys().tolist() == [key]
+
+
+def test_scrambling_is_splitmix_for_negative_numbers_too():
+    def mix(z):
+        z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+        z = (z ^ z >> 27) * 0x94D049BB133111EB % 2**64
+        return z ^ z >> 31
+
+    bits = [1, -1, 2**62 + 5, GOLDEN]
+    assert [b % 2**64 for b in scrambled(torch.tensor(bits)).tolist()] == [
+        mix(b % 2**64) for b in bits
+    ]
+
+
+def test_a_reading_says_whether_it_is_padded():
+    data = FederatedDataset.build(np.zeros((3, 2)), np.zeros(3, int), [np.arange(2), np.array([2])])
+    for clients, padded in (([[0, 1]], True), ([[1]], False)):
+        batches, _ = data.next_batches((0,), torch.tensor(clients), np.zeros((1, 2), int), 2, None)
+        assert [b.padded for b in batches] == [padded] * 2
+
+
+def test_weights_of_whole_numbers_are_double():
+    data = FederatedDataset.build(np.zeros((3, 2), int), np.zeros(3, int), [np.arange(3)])
+    assert data.full_batch().weight.tolist() == [[1 / 3] * 3]
+
+
+def test_all_of_the_data_move():
+    x, y = np.zeros((3, 2)), np.zeros(3, int)
+    moved = FederatedDataset.build(x, y, [np.arange(3)], x, y).to("meta")
+    assert {getattr(moved, n).device.type for n in ("x", "y", "test_x", "test_y")} == {"meta"}
+
+
+def test_batchnorm_refuses_padding_that_nobody_told_of():
+    net = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 2))
+    x, y = np.zeros((5, 2), "f"), np.zeros(5, int)
+    task = Task(Model(net), FederatedDataset.build(x, y, [np.arange(3), np.arange(3, 5)]))
+    with pytest.raises(FedlibError, match="BatchNorm"):
+        task.grad(task.init([0, 1]), task.data.full_batch())

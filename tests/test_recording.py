@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import types
 import warnings
 
 import numpy as np
@@ -10,7 +12,11 @@ import torch
 from torch.nn import functional as F
 
 from fedlib.engine import convolution, cost, local, recording
+from fedlib.engine.data import Batch, FederatedDataset
 from fedlib.engine.local import local_sgd
+from fedlib.engine.model import Model
+from fedlib.engine.recording import Recording, replayed
+from fedlib.engine.tasks import Task
 from fedlib.errors import FedlibError
 from fedlib.papers.trials import MODELS
 
@@ -208,3 +214,128 @@ def test_copies_that_fit_follow_from_what_a_step_of_one_makes(monkeypatch):
     assert local.copies_that_fit(task, theta, batches[0]) == 7
     out = task.losses(theta[:1], batch)
     assert made > out.element_size() * (task.size + 2 * task.data.x[0].numel())
+
+
+def test_another_type_is_another_recording():
+    kept = {}
+    for _ in range(4):
+        replayed(kept, "k", torch.neg, [torch.ones(2)])
+    assert replayed(kept, "k", torch.neg, [torch.ones(2).double()]).dtype == torch.float64
+
+
+def test_a_result_is_a_copy_that_the_next_replay_leaves_alone():
+    held = Recording(lambda x: x + 1, [torch.zeros(2)])
+    held._output = torch.zeros(2)
+    held._graph = types.SimpleNamespace(
+        replay=lambda: held._output.copy_(held._work(*held._inputs))
+    )
+    first = held(torch.ones(2))
+    held(torch.zeros(2))
+    assert first.tolist() == [2, 2]
+
+
+def test_a_task_keeps_so_many_recordings_and_no_more(monkeypatch):
+    monkeypatch.setattr(recording, "MOST", 1)
+    kept = {}
+    for key in "ab":
+        for _ in range(4):
+            replayed(kept, key, torch.neg, [torch.ones(2)])
+    assert [isinstance(v, Recording) for v in kept.values()] == [True, False]
+
+
+def test_nothing_is_collected_while_recording_and_again_after():
+    with recording.no_collection():
+        assert not gc.isenabled()
+    try:
+        assert gc.isenabled()
+    finally:
+        gc.enable()
+
+
+def test_coarse_products_are_another_recording():
+    task, theta, (batches, *_) = work_of("mlp")
+    matmul, counts = torch.backends.cuda.matmul, []
+    before = matmul.allow_tf32
+    try:
+        for coarse in (False, True):
+            matmul.allow_tf32 = coarse
+            local_sgd(task, theta, batches, 0.1, backend="recorded")
+            counts.append(len(task.recordings))
+    finally:
+        matmul.allow_tf32 = before
+    assert counts == [1, 2]
+
+
+def test_padded_batches_are_another_recording():
+    net = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 2))
+    data = FederatedDataset.build(
+        np.random.rand(8, 2).astype("f"), np.arange(8) % 2, [np.arange(8)]
+    )
+    task = Task(Model(net), data)
+    theta, rows = task.init([0]), torch.arange(4)[None]
+    for _ in range(4):
+        local_sgd(
+            task,
+            theta,
+            [Batch(rows, torch.full((1, 4), 0.25), padded=False)],
+            0.1,
+            backend="recorded",
+        )
+    short = Batch(rows, torch.tensor([[0.5, 0.5, 0, 0]]), padded=True)
+    with pytest.raises(FedlibError, match="BatchNorm"):
+        local_sgd(task, theta, [short], 0.1, backend="recorded")
+
+
+def test_a_choice_is_for_gradients_or_for_none(monkeypatch):
+    keys = []
+
+    class Seen(dict):
+        def __contains__(self, key):
+            keys.append(key)
+
+    monkeypatch.setattr(convolution, "chosen", Seen())
+    for grad in (False, True):
+        x, weight, bias = images(grad)
+        convolution.convolve(x.detach(), weight, bias)
+    assert keys[0] != keys[1]
+
+
+def test_a_cpu_lays_out_patches_and_measures_nothing(monkeypatch):
+    monkeypatch.setattr(convolution, "fastest", None)
+    given = images(False)
+    assert torch.equal(convolution.convolve(*given), convolution.unfolded(*given))
+
+
+def test_room_is_what_is_free_or_held_in_reserve_less_what_is_spared(monkeypatch):
+    for name, value in (
+        ("mem_get_info", (400, 1000)),
+        ("memory_reserved", 300),
+        ("memory_allocated", 100),
+    ):
+        monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
+    assert cost.room(torch.device("cuda")) == 500
+
+
+def test_rates_of_each_copy_where_no_number_is_read_on_the_host(monkeypatch):
+    task, theta, (batches, *_) = work_of("small_cnn")
+    rates = torch.tensor([0.1, 0.2, 0.05, 0.1]).double()
+    expected = local_sgd(task, theta, batches, rates)
+    monkeypatch.setattr(local, "_stretches", lambda rate: [])
+    assert (local_sgd(task, theta, batches, rates) - expected).abs().max() < 1e-12
+
+
+def test_a_backend_chosen_for_all_is_given_back():
+    with local.everywhere("loop"):
+        with local.everywhere("batched"):
+            pass
+        assert local._default == "loop"
+
+
+def test_a_rule_is_never_replaced_by_a_recording():
+    task, theta, (batches, *_) = work_of("mlp")
+
+    def still(now):
+        return now.theta
+
+    assert torch.equal(local_sgd(task, theta, batches, 0.1, backend="recorded", step=still), theta)
+    assert not task.recordings

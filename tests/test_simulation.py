@@ -5,6 +5,7 @@ Run as a script this file is the child process of its own tests: ``KIND FOLDER K
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import io
@@ -148,7 +149,7 @@ def test_killed_and_resumed_equals_uninterrupted(name, tmp_path):
 def test_killed_experiment_leaves_the_same_bytes(tmp_path):
     log = process("experiment", tmp_path, "save:17")  # 2 in the warm-up, 12 in the first run
     assert log[0] == "warm-up" and log[11] == "amplified" and log[-1] == "25"
-    (folder,) = (tmp_path / PAPER).iterdir()
+    (folder,) = (path for path in (tmp_path / PAPER).iterdir() if path.is_dir())
     assert folder.name.startswith(f".{EXPERIMENT}.smoke.") and folder.is_dir()
     assert list(folder.glob("*.part")), "it died before the checkpoint was in its place"
     log = process("experiment", tmp_path)
@@ -342,6 +343,16 @@ def test_a_checkpoint_never_follows_a_link(tmp_path):
     trained("amplified", tmp_path)
     assert victim.read_text() == "mine" and not (tmp_path / "run.pt").is_symlink()
     assert not (tmp_path / "nowhere").exists()
+
+
+@pytest.mark.parametrize(("until", "t"), [(0.0, 1), (None, 3)])
+def test_a_checkpoint_is_left_at_the_end_and_when_time_is_over(until, t, tmp_path):
+    path, task = tmp_path / "c.pt", classification(np.float32)
+    options = dict(checkpoint=path, checkpoint_every=2, progress=False, until=until)
+    with contextlib.suppress(simulation.OutOfTime):
+        simulate(ALGORITHMS["amplified"], task, 3, **options)
+    content = path.read_bytes().partition(b"\n")[2]
+    assert torch.load(io.BytesIO(content), weights_only=True)["state"]["t"] == t
 
 
 def test_no_checkpoint_without_being_asked(tmp_path):

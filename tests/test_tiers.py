@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from fedlib import bench
+from fedlib import bench, gpu
 from fedlib.datasets import partition
+from fedlib.engine import draws
 from fedlib.engine.draws import upload
 from fedlib.engine.models import Model, linear, mlp
 from fedlib.engine.simulation import simulate
@@ -371,3 +372,12 @@ def test_the_benchmark_compares_equal_work():
     state = algorithm.init(task, (0,))
     ours = algorithm.round(state, task)[0].x[0]
     assert torch.allclose(ours, bench.tiers_loop(task, algorithm, state.x)(), atol=1e-5)
+
+
+def test_weights_are_of_the_models_type():
+    from fedlib.papers.tiers.algorithm import Cohort
+
+    algorithm, task = gpu.trials()["tiers: TDCD"](np.float32)
+    state = algorithm.init(task, (0,))
+    drawn = draws.draw_one(algorithm, state, task)
+    assert Cohort.of(task, 0, drawn, state.x).batch.weight.dtype == torch.float32
