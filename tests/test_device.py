@@ -24,7 +24,10 @@ from fedlib import gpu
 from fedlib.engine import models
 from fedlib.engine.draws import upload
 from fedlib.engine.model import Model
-from fedlib.papers.trials import MODELS
+from fedlib.papers.job import Job
+from fedlib.papers.participation import study
+from fedlib.papers.trials import CLIENTS, MODELS
+from fedlib.population.participation import Independent
 
 _setup_privateuseone_for_python_backend("pretend")
 SEEDS, ROUNDS = (3, 5), 4
@@ -82,6 +85,15 @@ def test_a_block_of_rounds_and_an_evaluation_ask_a_device_for_nothing(name):
         if isinstance(value, torch.Tensor):
             assert value.device.type == "pretend" and value.shape == (2, pretend.task.size)
     assert state.t == ROUNDS
+
+
+def test_a_warm_up_asks_a_device_for_nothing():
+    """Drawn, uploaded and computed by ``simulate`` itself, from fresh models on."""
+    pretend, process = Pretend("FedAvg, fashion_cnn"), Independent(CLIENTS, 2)
+    s = dict(warmup_lr=0.1, local_steps=2, batch_size=4, warmup_rounds=5)
+    with pretend.mode:
+        x = study.warm_up(Job(s, SEEDS, "pretend", progress=False), pretend.task, process)
+    assert x.device.type == "pretend" and x.shape == (2, pretend.task.size)
 
 
 def test_the_pretend_device_notices_what_it_is_there_to_notice():

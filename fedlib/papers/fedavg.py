@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from fedlib.engine.cost import check_room
@@ -116,10 +115,10 @@ class FedAvg:
         return replace(state, x=state.x + d, cursor=drawn.cursor, t=state.t + 1), {}
 
 
-def by_size(q: Tensor, clients: Tensor, sizes: np.ndarray) -> Tensor:
+def by_size(q: np.ndarray, clients: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     """Return weights ``[R, S]`` proportional to q and to the clients' ``sizes[N]``."""
-    q = q * torch.from_numpy(sizes)[clients]
-    return q / q.sum(1, keepdim=True)
+    q = q * sizes[clients]
+    return q / q.sum(1, keepdims=True)
 
 
 class Averaging(Protocol):
@@ -135,7 +134,7 @@ def draws(algorithm: Averaging, state: State, task: Task, sizes: bool = False) -
     """Draw the rounds after a state; weights proportional to the clients' ``sizes`` if wanted."""
     cursor = state.cursor
     for t in itertools.count(state.t):
-        clients, q = algorithm.participation.cohort(state.seeds, t)
+        clients, q = algorithm.participation.cohort_arrays(state.seeds, t)
         q = by_size(q, clients, task.data.sizes) if sizes else q
         drawn = read(algorithm, state.seeds, task, clients, q, cursor)
         cursor = drawn.cursor
@@ -146,15 +145,15 @@ def read(
     algorithm: Averaging,
     seeds: Sequence[int],
     task: Task,
-    clients: Tensor,
-    q: Tensor,
+    clients: np.ndarray,
+    q: np.ndarray,
     cursor: np.ndarray,
 ) -> Drawn:
     """Draw the minibatches of clients ``[R, S]`` with weights ``q[R, S]``, on the host."""
     reading, cursor = task.data.read(
-        seeds, clients.numpy(), cursor, algorithm.local_steps, algorithm.batch_size, q.numpy() > 0
+        seeds, clients, cursor, algorithm.local_steps, algorithm.batch_size, q > 0
     )
-    return Drawn(q.numpy(), reading, cursor)
+    return Drawn(q, reading, cursor)
 
 
 def movement(algorithm: Averaging, x: Tensor, task: Task, drawn: Drawn) -> Tensor:

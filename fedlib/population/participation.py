@@ -49,6 +49,11 @@ class Participation:
         Where runs draw different numbers of clients, a short row is padded with its own first
         client at weight zero.
         """
+        clients, q = self.cohort_arrays(seeds, t)
+        return torch.from_numpy(clients), torch.from_numpy(q)
+
+    def cohort_arrays(self, seeds: Sequence[int], t: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return what :meth:`cohort` returns, as arrays: for draws, which stay on the host."""
         draws = [self.draw(int(seed), t) for seed in seeds]
         width = max(len(clients) for clients, _ in draws)
         clients = np.empty((len(draws), width), dtype=np.int64)
@@ -56,7 +61,7 @@ class Participation:
         for r, (chosen, weight) in enumerate(draws):
             clients[r, : len(chosen)], q[r, : len(chosen)] = chosen, weight
             clients[r, len(chosen) :] = chosen[0]
-        return torch.from_numpy(clients), torch.from_numpy(q)
+        return clients, q
 
     def weights(self, seed: int, start: int, stop: int) -> np.ndarray:
         """Return the dense weights ``q[t, n]`` of rounds ``start..stop-1``."""

@@ -158,9 +158,10 @@ def everyone(
 ) -> list[Drawn]:
     """Draw a round in which all clients take part, in pieces to save memory."""
     pieces = []
-    all_clients, q = Full(task.N).cohort(seeds, 0)
-    for clients, weight in zip(all_clients.split(50, 1), q.split(50, 1), strict=True):
-        pieces.append(read(algorithm, seeds, task, clients, weight, cursor))
+    clients, q = Full(task.N).cohort_arrays(seeds, 0)
+    for first in range(0, task.N, 50):
+        some = np.s_[:, first : first + 50]
+        pieces.append(read(algorithm, seeds, task, clients[some], q[some], cursor))
         cursor = pieces[-1].cursor
     return pieces
 
