@@ -360,7 +360,7 @@ def test_errors_say_what_is_wrong():
         TieredTask([linear(3)] * 2, features, TARGET, [rows[0], [np.arange(20)]])
     with pytest.raises(FedlibError, match="one of each"):
         TieredTask([linear(3)], features, TARGET, rows)
-    with pytest.raises(FedlibError, match="local_steps must be positive; got 0"):
+    with pytest.raises(FedlibError, match="local_steps is a whole number of at least 1; got 0"):
         TDCD(0.1, 0)
     task = TieredTask([linear(3)] * 2, features, TARGET, rows, loss_name="half_square")
     with pytest.raises(FedlibError, match="batch_size must be between 1 and 24"):

@@ -139,11 +139,23 @@ class Model:
     def to_row(self, module: nn.Module) -> Tensor:
         """Return the values of a module of the same kind as a row, float64 ``[1, P]``."""
         held = _held(module)
+        for name, shape in (self.shapes | self.buffers).items():
+            if name not in held or held[name].shape != shape:
+                there = list(held[name].shape) if name in held else "not there"
+                raise FedlibError(
+                    f"'{name}' is {there}; this model's is {list(shape)}. A row holds a module of "
+                    "the same kind."
+                )
         parts = [held[name].detach().flatten() for name in (*self.shapes, *self.buffers)]
         return torch.cat([part.to("cpu", torch.float64) for part in parts]).unsqueeze(0)
 
     def to_module(self, row: Tensor) -> nn.Module:
         """Return a module of its own with the values of one row, ``[P]`` or ``[1, P]``."""
+        if row.numel() != self.size:
+            raise FedlibError(
+                f"The row is {list(row.shape)}. Expected one row, [{self.size}] or [1, "
+                f"{self.size}]; of several take one: state.x[0]."
+            )
         empty = any(p.is_meta for p in self.module.parameters())
         module = self._drawn(stream(0, "init")) if empty else copy.deepcopy(self.module)
         module.to(row.device, row.dtype)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from fedlib.engine.checks import check_whole_number, checked_seeds
 from fedlib.engine.draws import ahead
 from fedlib.engine.protocols import Algorithm, K, S, State, TaskLike
 from fedlib.errors import FedlibError
@@ -116,12 +117,10 @@ def simulate(
     OutOfTime
         When the time is over before the last round.
     """
-    if rounds < 0 or evaluate_every < 1:
-        raise FedlibError(
-            f"rounds must be at least 0 and evaluate_every at least 1; "
-            f"got {rounds} and {evaluate_every}."
-        )
-    splits = tuple(splits)
+    check_whole_number("rounds", rounds, 0)
+    check_whole_number("evaluate_every", evaluate_every)
+    seeds = checked_seeds(seeds)
+    splits = (splits,) if isinstance(splits, str) else tuple(splits)
     looks = None if evaluate_at is None else {int(t) for t in evaluate_at}
     state = algorithm.init(task, seeds) if state is None else state
     runs = _named(name, state.seeds)

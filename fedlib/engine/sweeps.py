@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedlib.engine.checks import checked_seeds
 from fedlib.engine.protocols import Algorithm, K
 from fedlib.engine.simulation import History, simulate
 from fedlib.errors import FedlibError
@@ -91,7 +92,7 @@ def sweep(
     Raises
     ------
     FedlibError
-        For a field that cannot differ between the runs of a batch.
+        For a field that cannot differ between the runs of a batch, and values that are no list.
     """
     can = getattr(algorithm, "per_run", ())
     for field in grid:
@@ -100,6 +101,12 @@ def sweep(
                 f"{type(algorithm).__name__} cannot have several values of {field} in one run; it "
                 f"can of: {', '.join(can) or 'nothing'}. Call sweep or simulate for each {field}."
             )
+        values = grid[field]
+        if isinstance(values, str) or not np.ndim(values) or not len(values):
+            raise FedlibError(f"grid['{field}'] is a list of values to try; got {values!r}.")
+        if len(set(values)) < len(values):
+            raise FedlibError(f"grid['{field}'] has a value twice: {list(values)}.")
+    seeds = checked_seeds(seeds)
     settings = [
         dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())
     ]

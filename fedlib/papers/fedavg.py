@@ -14,6 +14,12 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 from torch import Tensor
 
+from fedlib.engine.checks import (
+    check_models,
+    check_positive,
+    check_whole_number,
+    checked_seeds,
+)
 from fedlib.engine.cost import check_room
 from fedlib.engine.data import Reading
 from fedlib.engine.draws import ON_HOST, draw_one
@@ -94,7 +100,7 @@ class FedAvg:
     per_run: ClassVar = ("lr",)
 
     def __post_init__(self) -> None:
-        check_positive(self, "lr", "local_steps")
+        check_settings(self)
         if self.weights not in ("process", "sizes"):
             raise unknown("kind of weights", self.weights, ["process", "sizes"])
 
@@ -178,15 +184,20 @@ def start(
         raise FedlibError(
             f"Participation is for {algorithm.participation.N} clients, the data for {task.N}."
         )
-    x = task.init(seeds) if x is None else x
-    return x, tuple(seeds), np.zeros((len(seeds), task.N), dtype=np.int64)
+    seeds = checked_seeds(seeds)
+    if x is None:
+        x = task.init(seeds)
+    check_models(x, len(seeds), task.size)
+    return x, seeds, np.zeros((len(seeds), task.N), dtype=np.int64)
 
 
-def check_positive(algorithm: object, *names: str) -> None:
-    """Refuse fields that are not positive, and several values where all runs need the same."""
-    for name in names:
-        value, own = getattr(algorithm, name), getattr(algorithm, "per_run", ())
-        if not np.all(np.greater(value, 0)):
-            raise FedlibError(f"{name} must be positive; got {value}.")
-        if np.ndim(value) and name not in own:
-            raise FedlibError(f"{name} is one number for all runs; got {value}.")
+def check_settings(
+    algorithm: Any, rates: Sequence[str] = ("lr",), counts: Sequence[str] = ("local_steps",)
+) -> None:
+    """Refuse rates that are not positive, counts that are not whole, and such a batch size."""
+    for name in rates:
+        check_positive(name, getattr(algorithm, name), name in algorithm.per_run)
+    for name in counts:
+        check_whole_number(name, getattr(algorithm, name))
+    if algorithm.batch_size is not None:
+        check_whole_number("batch_size", algorithm.batch_size)

@@ -20,7 +20,7 @@ from fedlib.engine.sweeps import column
 from fedlib.engine.tasks import Task
 from fedlib.errors import FedlibError
 from fedlib.papers import fedavg
-from fedlib.papers.fedavg import Drawn, FedAvg, check_positive, movement, read, start
+from fedlib.papers.fedavg import Drawn, FedAvg, check_settings, movement, read, start
 from fedlib.population.participation import Full, Participation
 
 
@@ -70,7 +70,7 @@ class GeneralizedFedAvg:
     per_run: ClassVar = ("lr", "amplify")
 
     def __post_init__(self) -> None:
-        check_positive(self, "lr", "amplify", "interval", "local_steps")
+        check_settings(self, ("lr", "amplify"), ("interval", "local_steps"))
 
     def init(self, task: Task, seeds: Sequence[int], x: Tensor | None = None, t: int = 0) -> State:
         """Return the state before round ``t``, from fresh models or from given ``x[R, P]``."""

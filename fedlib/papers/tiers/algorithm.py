@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedlib.engine.checks import check_models, checked_seeds
 from fedlib.engine.data import Batch, FederatedDataset
 from fedlib.engine.draws import draw_one
 from fedlib.engine.local import local_sgd
@@ -30,7 +31,7 @@ from fedlib.engine.rng import stream
 from fedlib.engine.sweeps import column
 from fedlib.engine.tasks import Task
 from fedlib.errors import FedlibError
-from fedlib.papers.fedavg import check_positive
+from fedlib.papers.fedavg import check_settings
 from fedlib.papers.tiers.task import TieredTask
 
 
@@ -103,15 +104,18 @@ class TDCD:
     per_run: ClassVar = ("lr",)
 
     def __post_init__(self) -> None:
-        check_positive(self, "lr", "local_steps")
+        check_settings(self)
 
     def init(self, task: TieredTask, seeds: Sequence[int], x: Tensor | None = None) -> TieredState:
         """Return the state before round 0 (line 1)."""
         B = self.batch_size or len(task.y)
         if not 1 <= B <= len(task.y):
             raise FedlibError(f"batch_size must be between 1 and {len(task.y)}; got {B}.")
-        x = task.init(seeds) if x is None else x
-        return TieredState(x, tuple(seeds), 0, np.zeros(len(seeds)))
+        seeds = checked_seeds(seeds)
+        if x is None:
+            x = task.init(seeds)
+        check_models(x, len(seeds), task.size)
+        return TieredState(x, seeds, 0, np.zeros(len(seeds)))
 
     def draws(self, state: TieredState, task: TieredTask) -> Iterator[Drawn]:
         """Draw the next rounds on the host: the minibatch, and who holds which part of it."""

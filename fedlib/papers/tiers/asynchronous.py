@@ -28,7 +28,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -36,7 +36,7 @@ from torch import Tensor
 
 from fedlib.engine.draws import ON_HOST, draw_one, upload
 from fedlib.errors import FedlibError
-from fedlib.papers.fedavg import check_positive
+from fedlib.papers.fedavg import check_settings
 from fedlib.papers.tiers.algorithm import TDCD, Cohort, Drawn, descend, draw_ids
 from fedlib.papers.tiers.task import TieredTask
 from fedlib.population.delays import EventQueue, Law, each
@@ -161,8 +161,10 @@ class AsyncTDCD:
     wait: bool = False
     tick: float | None = None
 
+    per_run: ClassVar = ()
+
     def __post_init__(self) -> None:
-        check_positive(self, "lr", "local_steps")
+        check_settings(self)
         if self.tick is not None and not 0 < self.tick < float("inf"):
             raise FedlibError(f"tick is a positive time or None; got {self.tick}.")
 

@@ -1,0 +1,127 @@
+"""What comes in is checked once, and the message says what came and what to do."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from fedlib.engine import models
+from fedlib.engine.simulation import simulate
+from fedlib.engine.sweeps import sweep
+from fedlib.errors import FedlibError
+from fedlib.papers.fedavg import FedAvg
+from fedlib.papers.participation.algorithm import GeneralizedFedAvg
+from fedlib.papers.tiers.algorithm import TDCD
+from fedlib.papers.tiers.asynchronous import AsyncTDCD
+from fedlib.papers.trials import MODELS
+from fedlib.population.delays import Deterministic
+from fedlib.population.participation import Full
+
+ALL = Full(4)
+LAW = Deterministic(1.0)
+MAKE = {
+    "FedAvg": lambda **s: FedAvg(ALL, **{"lr": 0.1, **s}),
+    "GeneralizedFedAvg": lambda **s: GeneralizedFedAvg(ALL, **{"lr": 0.1, **s}),
+    "TDCD": lambda **s: TDCD(**{"lr": 0.1, "local_steps": 2, **s}),
+    "AsyncTDCD": lambda **s: AsyncTDCD(
+        **{"lr": 0.1, "local_steps": 2, "batch_size": None, "comm": LAW, "comp": LAW, **s}
+    ),
+}
+WRONG = {
+    "lr": [0, -1.0, math.nan, math.inf, "0.1", None, True, [0.1, "a"], (0.1, 0.0)],
+    "local_steps": [0, -1, 2.5, 5.0, "5", None, True, (5, 5)],
+    "batch_size": [0, -1, 2.5, 16.0, "16", True, (4, 4)],
+}
+
+
+@pytest.mark.parametrize("kind", MAKE)
+@pytest.mark.parametrize(("field", "value"), [(f, v) for f, vs in WRONG.items() for v in vs])
+def test_settings_that_cannot_be_are_refused(kind, field, value):
+    bad = value[1] if field == "lr" and isinstance(value, list | tuple) else value
+    bad = value if kind == "AsyncTDCD" else bad
+    with pytest.raises(FedlibError) as error:
+        MAKE[kind](**{field: value})
+    assert field in str(error.value) and repr(bad) in str(error.value)
+
+
+@pytest.mark.parametrize("field", ["interval", "amplify"])
+def test_so_are_those_of_the_amplification(field):
+    for value in (0, -2, "3", 2.5 if field == "interval" else math.nan):
+        with pytest.raises(FedlibError, match=field):
+            GeneralizedFedAvg(ALL, 0.1, **{field: value})
+
+
+def test_numbers_of_any_kind_will_do():
+    steps, lr = np.int64(3), np.float32(0.1)
+    algorithm = FedAvg(ALL, lr, steps, np.int32(4))
+    task = MODELS["mlp"](np.float32)
+    assert simulate(algorithm, task, np.int64(2), np.arange(2), progress=False).state.t == 2
+    rates = np.array([0.1, 0.2])
+    assert FedAvg(ALL, rates).lr is rates and FedAvg(ALL, [0.1, 0.2]).lr == [0.1, 0.2]
+
+
+@pytest.mark.parametrize("seeds", [3, np.int64(3), (), [], None, [1.5], ["1"], [-1], [True]])
+@pytest.mark.parametrize("way", ["simulate", "sweep", "init"])
+def test_seeds_are_whole_numbers_in_a_list(seeds, way):
+    task, algorithm = MODELS["mlp"](np.float64), FedAvg(ALL, 0.1)
+    with pytest.raises(FedlibError, match=r"[Ss]eeds? (is|are) a") as error:
+        if way == "simulate":
+            simulate(algorithm, task, 1, seeds, progress=False)
+        elif way == "sweep":
+            sweep(algorithm, task, 1, {"lr": [0.1]}, seeds, progress=False)
+        else:
+            algorithm.init(task, seeds)
+    if isinstance(seeds, int):
+        assert "seeds=[3]" in str(error.value) and "seeds=range(3)" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("grid", "told"),
+    [
+        ({"lr": 0.1}, "is a list of values to try; got 0.1"),
+        ({"lr": "0.1"}, "is a list of values"),
+        ({"lr": []}, "is a list of values"),
+        ({"lr": [0.1, 0.2, 0.1]}, "has a value twice"),
+        ({"rate": [0.1]}, "cannot have several values of rate"),
+    ],
+)
+def test_a_grid_is_lists_of_different_values(grid, told):
+    with pytest.raises(FedlibError, match=told):
+        sweep(FedAvg(ALL, 0.1), MODELS["mlp"](np.float64), 1, grid, progress=False)
+
+
+def test_rounds_looks_and_splits():
+    task, algorithm = MODELS["mlp"](np.float64), FedAvg(ALL, 0.1)
+    for name, value in (("rounds", -1), ("rounds", 1.5), ("rounds", "3"), ("evaluate_every", 0)):
+        options = {"rounds": 2, "evaluate_every": 1} | {name: value}
+        with pytest.raises(FedlibError, match=f"{name} is a whole number"):
+            simulate(algorithm, task, progress=False, **options)
+    one = simulate(algorithm, task, 1, splits="test", progress=False).frame
+    assert set(one["split"]) == {"test"}
+
+
+@pytest.mark.parametrize(
+    "x", [torch.zeros(3), torch.zeros(1, 3), np.zeros((2, 139)), torch.zeros(3, 139), [1.0]]
+)
+def test_a_start_is_a_model_for_each_seed(x):
+    task = MODELS["mlp"](np.float64)
+    size = task.size
+    if isinstance(x, torch.Tensor) and x.shape[-1] == 139:
+        x = torch.zeros(3, size)
+    with pytest.raises(
+        FedlibError, match=rf"Expected a tensor with a model for each seed, \[2, {size}"
+    ):
+        FedAvg(ALL, 0.1).init(task, (1, 2), x)
+
+
+def test_rows_and_modules_fit():
+    one, other = models.mlp(4, 3, 2), models.mlp(4, 5, 2)
+    with pytest.raises(FedlibError, match=r"The row is \[2, 23\]\. Expected one row, \[23\]"):
+        one.to_module(torch.zeros(2, 23))
+    with pytest.raises(FedlibError, match=r"'1.weight' is \[5, 4\]; this model's is \[3, 4\]"):
+        one.to_row(other.to_module(torch.zeros(other.size)))
+    with pytest.raises(FedlibError, match="not there"):
+        one.to_row(torch.nn.Linear(4, 3))
