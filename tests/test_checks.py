@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from fedlib.engine import models
+from fedlib.engine.data import Batch, FederatedDataset
+from fedlib.engine.local import local_sgd
 from fedlib.engine.simulation import simulate
 from fedlib.engine.sweeps import sweep
 from fedlib.errors import FedlibError
@@ -125,3 +127,44 @@ def test_rows_and_modules_fit():
         one.to_row(other.to_module(torch.zeros(other.size)))
     with pytest.raises(FedlibError, match="not there"):
         one.to_row(torch.nn.Linear(4, 3))
+
+
+def test_models_and_batches_fit_together():
+    task = MODELS["mlp"](np.float64)
+    theta, rows = task.init((1, 2)), torch.zeros(2, 4, dtype=torch.long)
+    for wrong in (theta[:, :-1], torch.cat([theta, theta], 1), theta[0]):
+        with pytest.raises(FedlibError, match=rf"Expected one copy a row, \[C, {task.size}\]"):
+            local_sgd(task, wrong, [Batch(rows)], 0.1)
+    for wrong in (rows[:1], torch.cat([rows, rows]), rows[0]):
+        with pytest.raises(FedlibError, match=r"step 1 is .*theta has 2 copies\. .*\[2, B\]"):
+            local_sgd(task, theta, [Batch(rows), Batch(wrong)], 0.1)
+    for wrong in (-1, 1.5, "2"):
+        with pytest.raises(FedlibError, match="copies is a whole number of at least 0"):
+            local_sgd(task, theta, [Batch(rows)], 0.1, wrong)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize(
+    "place", ["train features", "train targets", "test features", "test targets"]
+)
+def test_data_are_finite_unless_asked_for(bad, place):
+    held = {name: np.zeros((3, 2) if "features" in name else 3) for name in
+            ("train features", "train targets", "test features", "test targets")}  # fmt: skip
+    held[place][1] = bad
+    x, y, test_x, test_y = held.values()
+    count = 2 if "features" in place else 1
+    with pytest.raises(
+        FedlibError, match=rf"{count} of the {place} are nan or infinite.*\[1"
+    ) as error:
+        FederatedDataset.build(x, y, [np.arange(3)], test_x, test_y)
+    assert "finite=False" in str(error.value)
+    FederatedDataset.build(x, y, [np.arange(3)], test_x, test_y, finite=False)
+
+
+def test_rows_are_whole_numbers():
+    x, y = np.zeros((4, 2)), np.zeros(4, int)
+    for wrong in ([0.0, 1.5], np.array([0.0, 1.0]), np.array([True, False]), ["0"]):
+        with pytest.raises(FedlibError, match="rows are whole numbers; got an array of type"):
+            FederatedDataset.build(x, y, [np.arange(2), wrong])
+    with pytest.raises(FedlibError, match="no samples"):
+        FederatedDataset.build(x, y, [np.arange(2), []])

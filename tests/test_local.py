@@ -114,7 +114,7 @@ def test_only_the_models_own_loss_is_differentiated_by_hand(monkeypatch):
     others = [Doubled(task.model, task.data), Task(task.model, aimless, "half_square")]
     for other in (*others, problem("any module")[0]):
         with pytest.raises(TypeError):
-            local_sgd(other, theta, batches, 0.1)
+            local_sgd(other, other.init(range(len(theta))), batches, 0.1)
 
 
 def test_a_lost_copy_leaves_the_others_alone():
@@ -239,7 +239,8 @@ def test_pieces_are_spread_over_the_cores(cores, monkeypatch):
         assert torch.get_num_threads() == 1
 
     monkeypatch.setattr(local, "_descend", meet)
-    local_sgd(task, theta[:4], batches, 0.1, copies=1)
+    first = [Batch(batch.rows[:4]) for batch in batches]
+    local_sgd(task, theta[:4], first, 0.1, copies=1)
     assert len(seen) == 2 and threading.current_thread().name in seen
     assert torch.get_num_threads() == 2
 

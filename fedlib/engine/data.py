@@ -134,6 +134,7 @@ class FederatedDataset:
         device: str | torch.device = "cpu",
         augment: bool = False,
         test_parts: Sequence[np.ndarray] | None = None,
+        finite: bool = True,
     ) -> FederatedDataset:
         """Place the data on a device and check the split, and that of the test rows if given.
 
@@ -155,15 +156,17 @@ class FederatedDataset:
             Shift and flip images ``[n, C, H, W]`` at random in training.
         test_parts
             Row numbers of the test split, one array a client, where clients hold their own.
+        finite
+            Refuse features and targets that are nan or infinite.
 
         Raises
         ------
         FedlibError
-            When features or targets are no numbers or differ in length, a client has no samples,
-            a row number is out of range or given twice, or ``test_parts`` are for another number
-            of clients.
+            When features or targets are no numbers, not finite, or differ in length, a client has
+            no samples, a row number is no whole number, out of range or given twice, or
+            ``test_parts`` are for another number of clients.
         """
-        x, y = _pair(x, y, device, "train")
+        x, y = _pair(x, y, device, "train", finite)
         parts = _checked_parts(parts, len(x))
         if test_parts is not None:
             test_parts = _checked_parts(test_parts, 0 if test_x is None else len(test_x))
@@ -172,7 +175,7 @@ class FederatedDataset:
                     f"test_parts are for {len(test_parts)} clients, parts for {len(parts)}."
                 )
         if test_x is not None:
-            test_x, test_y = _pair(test_x, test_y, device, "test")
+            test_x, test_y = _pair(test_x, test_y, device, "test", finite)
         return cls(x, y, parts, test_x, test_y, augment, test_parts)
 
     def next_batches(
@@ -288,6 +291,9 @@ class FederatedDataset:
 
 
 def _checked_parts(parts: Sequence[np.ndarray], rows: int) -> list[np.ndarray]:
+    kinds = [np.asarray(part).dtype for part in parts if len(part)]
+    if wrong := [kind for kind in kinds if kind.kind not in "iu"]:
+        raise FedlibError(f"Clients' rows are whole numbers; got an array of type {wrong[0]}.")
     parts = [np.asarray(part, dtype=np.int64) for part in parts]
     empty = [n for n, part in enumerate(parts) if len(part) == 0]
     if empty:
@@ -300,16 +306,30 @@ def _checked_parts(parts: Sequence[np.ndarray], rows: int) -> list[np.ndarray]:
     return parts
 
 
-def _pair(x: Any, y: Any, device: Any, split: str) -> tuple[Tensor, Tensor]:
+def _pair(x: Any, y: Any, device: Any, split: str, finite: bool) -> tuple[Tensor, Tensor]:
     """Return features and targets of one split on the device; whole numbers become int64."""
     x = _numbers(x, device, f"{split} features")
+    if finite:
+        check_finite(x, f"{split} features")
     if y is None:
         real = x.dtype if x.is_floating_point() else torch.get_default_dtype()
         return x, torch.zeros(len(x), dtype=real, device=device)
     y = as_targets(y, device, split)
+    if finite:
+        check_finite(y, f"{split} targets")
     if len(y) != len(x):
         raise FedlibError(f"{len(x)} {split} samples and {len(y)} targets: one each is needed.")
     return x, y
+
+
+def check_finite(values: Tensor, what: str) -> None:
+    """Refuse nan and infinity, saying how many there are and where the first one is."""
+    if values.is_floating_point() and not (good := torch.isfinite(values)).all():
+        bad = (~good).nonzero()
+        raise FedlibError(
+            f"{len(bad)} of the {what} are nan or infinite, the first at {bad[0].tolist()}. Fill "
+            "or drop them, or say finite=False."
+        )
 
 
 def as_targets(y: Any, device: str | torch.device, split: str = "train") -> Tensor:

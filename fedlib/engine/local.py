@@ -22,6 +22,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from fedlib.engine.checks import check_whole_number
 from fedlib.engine.cores import side_by_side
 from fedlib.engine.cost import check_room, count, room
 from fedlib.engine.data import Batch
@@ -77,7 +78,7 @@ def local_sgd(
     ------
     FedlibError
         For an unknown backend, ``"threads"`` away from the CPU, more copies than memory holds, or
-        rates, extras or a rule's result of another shape.
+        models, batches, rates, extras or a rule's result of another shape.
     """
     on_cpu = theta.device.type == "cpu"
     backend = backend or _default or ("threads" if on_cpu else "recorded")
@@ -85,6 +86,7 @@ def local_sgd(
         raise unknown("backend", backend, BACKENDS)
     if backend == "threads" and not on_cpu:
         raise FedlibError(f"'threads' is for the CPU; on {theta.device} use 'batched'.")
+    check_copies(task, theta, batches, copies)
     check_room(*theta.shape, 1, theta)
     theta = theta.detach()
     each_own = isinstance(lr, Tensor) and lr.dim() > 0
@@ -291,6 +293,22 @@ def _checked(extras: Mapping[str, Tensor] | None, copies: int) -> dict[str, Tens
                 f"{copies} copies, [{copies}, ...]; repeat_interleave gives every copy its run's."
             )
     return {name: value.detach() for name, value in (extras or {}).items()}
+
+
+def check_copies(task: Task, theta: Tensor, batches: Sequence[Batch], copies: int) -> None:
+    """Refuse models of another task, and batches for another number of copies."""
+    if theta.dim() != 2 or theta.shape[1] != task.size:
+        raise FedlibError(
+            f"theta is {list(theta.shape)}. Expected one copy a row, [C, {task.size}]; one model "
+            "alone: row.reshape(1, -1)."
+        )
+    for step, batch in enumerate(batches):
+        if batch.rows.dim() != 2 or len(batch.rows) != len(theta):
+            raise FedlibError(
+                f"The batch of step {step} is {list(batch.rows.shape)}, theta has {len(theta)} "
+                f"copies. Expected row numbers [{len(theta)}, B]."
+            )
+    check_whole_number("copies", copies, 0)
 
 
 def _on_device(batch: Batch) -> bool:
