@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import tempfile
 from pathlib import Path
 from typing import Annotated, Any
@@ -301,4 +302,6 @@ def data_verify(
 
 def main() -> None:
     """Entry point of the command ``fedlib``."""
+    for stream in (sys.stdout, sys.stderr):  # what a terminal or file has no sign for becomes a ?
+        stream.reconfigure(errors="replace")
     app()

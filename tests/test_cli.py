@@ -37,6 +37,9 @@ def call(*arguments, code=0):
     return done
 
 
+ROOT = Path(fedlib.__file__).parents[1]
+
+
 def process(*arguments, code=""):
     """Run the command line, or ``code``, in a process of its own."""
     env = os.environ | {"PYTHONPATH": str(Path(fedlib.__file__).parents[1])}
@@ -316,6 +319,16 @@ def test_entry_point_prints_mistakes_for_people():
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr.startswith("fedlib: Unknown experiment 'figg1'. Did you mean 'fig1'?")
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("encoding", ["cp1252", "latin-1"])
+def test_any_encoding_will_do(encoding):
+    env = os.environ | {"PYTHONIOENCODING": encoding, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "fedlib", "claims", "tiers"]
+    done = subprocess.run(command, env=env, capture_output=True, timeout=120)
+    text = done.stdout.decode(encoding)
+    assert done.returncode == 0 and "TDCD-C1" in text, done.stderr
+    assert text.splitlines()[-1].startswith("? holds"), "the sign that this encoding lacks"
 
 
 def test_importing_fedlib_brings_nothing_of_jupyter():
