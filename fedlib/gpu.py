@@ -175,10 +175,17 @@ def trials() -> dict[str, Trial]:
     found = dict(shared.TRIALS)
     for paper in catalogue.papers():
         for package in catalogue.packages(paper):
-            if importlib.util.find_spec(f"{package}.trials"):
+            if _has_trials(package):
                 held = importlib.import_module(f"{package}.trials").TRIALS
                 found |= {f"{paper}: {name}": trial for name, trial in held.items()}
     return found
+
+
+def _has_trials(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(f"{package}.trials") is not None
+    except ModuleNotFoundError:  # a paper from elsewhere whose code is not here
+        return False
 
 
 def compare(build: Trial, dtype: str, device: str, rounds: int = 0) -> float:

@@ -128,6 +128,22 @@ def agreed(found, told=None):
     return found["agree"]
 
 
+def test_papers_from_elsewhere_bring_their_trials_or_none(tmp_path, monkeypatch):
+    for name, kind in (("here", "here_study.study:go"), ("gone", "gone_study.study:go")):
+        home = tmp_path / "papers" / name
+        home.mkdir(parents=True)
+        (home / "experiments.toml").write_text(f'[common]\nkind = "{kind}"\n[e]\n')
+    package = tmp_path / "code" / "here_study"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "trials.py").write_text("TRIALS = {'own': len}")
+    monkeypatch.syspath_prepend(tmp_path / "code")
+    monkeypatch.setenv("FEDLIB_PAPERS", str(tmp_path / "papers"))
+    found = gpu.trials()
+    assert found["here: own"] is len and not [name for name in found if "gone" in name]
+    assert set(TRIALS) < set(found)
+
+
 def test_what_differs_or_breaks_is_told_and_hides_nothing(monkeypatch):
     def breaks(dtype):
         raise RuntimeError("no kernel image\nis available")
