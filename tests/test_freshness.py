@@ -123,7 +123,7 @@ SEEN = {
         "PeriodicSampler.step",
     ),
     "the round loop": ("engine/simulation.py", "done == rounds", "done > rounds", "simulate"),
-    "what is done before a refusal": ("engine/simulation.py", "    if rounds < 0 or", "    if rounds > 5:\n        rounds = 5\n        raise FedlibError\n    if rounds < 0 or", "simulate"),
+    "what is done before a refusal": ("engine/simulation.py", "    if len(names) != len(seeds)", "    if len(names) > 5:\n        names = []\n        raise FedlibError\n    if len(names) != len(seeds)", "_named"),
     "the reading of pixels": ("datasets/loading.py", "images /= np.", "images *= np.", "_images"),
 }  # fmt: skip
 
