@@ -7,7 +7,7 @@ import functools
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -200,53 +200,52 @@ def limits(device: str) -> dict[str, float]:
     }
 
 
-def roofline(device: str, names: Iterable[str] | None = None) -> list[dict[str, Any]]:
-    """Time the local steps of the book's models on a device, and say what holds them back.
+def roofline(name: str, device: str, can: dict[str, float]) -> dict[str, Any]:
+    """Time the local steps of one of the book's models on a device, and say what holds them back.
 
     Parameters
     ----------
+    name
+        Of :data:`WORK`.
     device
         ``"cpu"`` or ``"cuda"``.
-    names
-        Of :data:`WORK`; default all.
+    can
+        What the device can do, from :func:`limits`.
 
     Returns
     -------
-    list of dict
-        Rows with the name; milliseconds of the plain loop, of the batched launches and of our
+    dict
+        The name; milliseconds of the plain loop, of the batched launches and of our
         choice, with the ratio of the first to the last; operations, bytes and launches, counted;
         the milliseconds that each of the three would take alone at the device's measured speed;
         the largest of them and its share of our time; and how many copies fit at once. Bytes are
         those of operations that keep nothing in a cache and are not fused: more than must move.
     """
-    can, rows = limits(device), []
-    for name in WORK if names is None else names:
-        task, theta, batches = workload(name, device)
-        steps = functools.partial(local_sgd, task, theta, batches, 0.01)
-        seconds = measure(
-            {
-                "plain loop": plain_loop(task, theta, batches, 0.01),
-                "batched": functools.partial(steps, backend="batched"),
-                "ours": steps,
-            },
-            device,
-        )
-        cost = count(functools.partial(steps, backend="batched"))
-        alone = {
-            "arithmetic": cost.flops / can["flops"],
-            "memory": cost.moved / can["bytes"],
-            "launches": cost.launches * can["launch"],
-        }
-        most = max(alone, key=alone.__getitem__)
-        row = {"name": name} | {f"{w} [ms]": round(1000 * s, 3) for w, s in seconds.items()}
-        row["ratio"] = round(seconds["plain loop"] / seconds["ours"], 2)
-        row |= {"GFLOP": round(cost.flops / 1e9, 4), "GB": round(cost.moved / 1e9, 4)}
-        row["launches"] = cost.launches
-        row |= {f"{what} alone [ms]": round(1000 * s, 3) for what, s in alone.items()}
-        part = f"{alone[most] / seconds['ours']:.0%} of our time"
-        row["held back by"] = f"{most} (alone {'at most ' * (most == 'memory')}{part})"
-        rows.append(row | {"copies that fit": copies_that_fit(task, theta, batches[0])})
-    return rows
+    task, theta, batches = workload(name, device)
+    steps = functools.partial(local_sgd, task, theta, batches, 0.01)
+    seconds = measure(
+        {
+            "plain loop": plain_loop(task, theta, batches, 0.01),
+            "batched": functools.partial(steps, backend="batched"),
+            "ours": steps,
+        },
+        device,
+    )
+    cost = count(functools.partial(steps, backend="batched"))
+    alone = {
+        "arithmetic": cost.flops / can["flops"],
+        "memory": cost.moved / can["bytes"],
+        "launches": cost.launches * can["launch"],
+    }
+    most = max(alone, key=alone.__getitem__)
+    row = {"name": name} | {f"{w} [ms]": round(1000 * s, 3) for w, s in seconds.items()}
+    row["ratio"] = round(seconds["plain loop"] / seconds["ours"], 2)
+    row |= {"GFLOP": round(cost.flops / 1e9, 4), "GB": round(cost.moved / 1e9, 4)}
+    row["launches"] = cost.launches
+    row |= {f"{what} alone [ms]": round(1000 * s, 3) for what, s in alone.items()}
+    part = f"{alone[most] / seconds['ours']:.0%} of our time"
+    row["held back by"] = f"{most} (alone {'at most ' * (most == 'memory')}{part})"
+    return row | {"copies that fit": copies_that_fit(task, theta, batches[0])}
 
 
 def whole_rounds(device: str, seeds: int, seconds: float, samples: int = 60_000) -> dict[str, Any]:

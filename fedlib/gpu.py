@@ -66,8 +66,8 @@ def run(
     minutes
         To spend. What is under way when they are over is kept, and goes on the next time.
     out
-        Folder for everything: ``gpu.json`` and ``gpu.txt``, ``seeds/N`` with a record of each
-        seed, ``records`` with those of all seeds joined.
+        Folder for everything: ``gpu.json`` and ``gpu.txt``, ``seeds/DEVICE/N`` with a record of
+        each seed, ``records`` with those of all seeds joined.
     device
         ``"auto"``, ``"cuda"`` or ``"cpu"``, where the same code runs on the same path.
     profile
@@ -253,16 +253,16 @@ def _agree(
     place: str, small: bool, until: float, found: dict, keep: Callable, tell: Callable
 ) -> None:
     every: dict[str, Callable[[str], float]] = {
-        name: functools.partial(_compared, build, place)
+        name: functools.partial(compare, build, device=place)
         for name, build in trials().items()
         if not (small and ("resnet" in name or "cifar" in name))
     }
     every[f"FedAvg, {LONG} rounds"] = functools.partial(
-        _compared, shared.TRIALS["FedAvg, mlp"], place, rounds=LONG
+        compare, shared.TRIALS["FedAvg, mlp"], device=place, rounds=LONG
     )
     for layer, way in itertools.product(SHAPES, convolution.WAYS):
         every[f"convolution, {layer} layer, {way}"] = functools.partial(
-            _ways_compared, layer, way, place
+            ways_apart, layer, way, device=place
         )
     rows = [row for row in found.get("agree", []) if row["verdict"] == "agrees"]
     done = {(row["trial"], row["type"]) for row in rows}
@@ -291,14 +291,6 @@ def _agree(
         keep("agree", rows)
 
 
-def _compared(build: Trial, place: str, dtype: str, rounds: int = 0) -> float:
-    return compare(build, dtype, place, rounds)
-
-
-def _ways_compared(layer: str, way: str, place: str, dtype: str) -> float:
-    return ways_apart(layer, way, dtype, place)
-
-
 # --- how fast is it? ------------------------------------------------------------------------------
 
 
@@ -323,8 +315,9 @@ def _speed(
         keep(part, [*rows, row])
         tell(f"   {_told(part, row)}")
 
+    can = functools.cache(functools.partial(bench.limits, place))  # measured once, if at all
     for name in list(bench.WORK)[:2] if small else bench.WORK:
-        measured("roofline", "name", name, lambda name=name: bench.roofline(place, [name])[0])
+        measured("roofline", "name", name, lambda name=name: bench.roofline(name, place, can()))
     size = (0.5, 4000) if small else (8.0, 60_000)
     for seeds, goal in GOALS.items():
         measured("rounds", "seeds", seeds, lambda seeds=seeds, goal=goal:
@@ -376,31 +369,32 @@ def _records(
     tell(f"\n3. Records of profile {profile}, seed by seed.")
     for paper, experiment in wanted:
         seeds = range(1, 1 + catalogue.settings(paper, experiment, profile)["seeds"])
-        row = {"record": f"{paper}/{experiment}.{profile}", "seeds": len(seeds), "done": []}
-        rows.append(row | {"joined": False, "under way": ""})
+        name = f"{paper}/{experiment}.{profile}"
+        row = {"record": name, "seeds": len(seeds), "done": [], "joined": False, "under way": ""}
+        rows.append(row)
         sources = [home / "seeds" / (place + "-tf32" * tf32) / str(seed) for seed in seeds]
         try:
             for seed, source in zip(seeds, sources, strict=True):
                 if not _there(paper, experiment, profile, source):
-                    rows[-1]["under way"] = f"seed {seed}"
-                    tell(f"   {rows[-1]['record']}: seed {seed} is begun, or goes on")
+                    row["under way"] = f"seed {seed}"
+                    tell(f"   {row['record']}: seed {seed} is begun, or goes on")
                     experiments.run(
                         paper, experiment, profile, [seed], place, source,
                         sys.stderr.isatty(), tf32, until,
                     )  # fmt: skip
-                rows[-1]["done"].append(seed)
-                rows[-1]["under way"] = ""
+                row["done"].append(seed)
+                row["under way"] = ""
                 keep("records", rows)
             joined = records.join(paper, experiment, profile, sources, home / "records")
-            rows[-1]["joined"] = True
+            row["joined"] = True
             tell(f"   Wrote {joined.path}")
         except OutOfTime as stopped:
-            rows[-1]["under way"] += f", {stopped}"
-            tell(f"   {rows[-1]['record']}: {rows[-1]['under way']}")
+            row["under way"] += f", {stopped}"
+            tell(f"   {row['record']}: {row['under way']}")
             return
         except (FedlibError, RuntimeError) as error:  # the next one may still be possible
-            rows[-1]["under way"] = _first(error)
-            tell(f"   {rows[-1]['record']}: {error}")
+            row["under way"] = _first(error)
+            tell(f"   {row['record']}: {error}")
         finally:
             keep("records", rows)
 

@@ -165,7 +165,7 @@ def test_what_differs_or_breaks_is_told_and_hides_nothing(monkeypatch):
     monkeypatch.setitem(gpu.TOLERANCE, "float64", 1e-9)
     verdicts = [r["verdict"] for r in agreed(found)]
     assert verdicts.count("agrees") == 4, "what failed is tried again"
-    monkeypatch.setattr(gpu, "compare", lambda *_: float("nan"))
+    monkeypatch.setattr(gpu, "compare", lambda *_, **__: float("nan"))
     found["agree"] = []
     assert {r["verdict"] for r in agreed(found)} == {"failed"}
     assert "not finite" in gpu.summary(found)
@@ -286,13 +286,11 @@ def test_records_wait_for_data_and_say_so(tmp_path, monkeypatch):
 
 
 def test_a_roofline_row_follows_from_counts_and_measured_limits(monkeypatch):
-    monkeypatch.setattr(
-        bench, "limits", lambda device: {"flops": 1e9, "bytes": 1e8, "launch": 1e-6}
-    )
+    can = {"flops": 1e9, "bytes": 1e8, "launch": 1e-6}
     monkeypatch.setattr(
         bench, "measure", lambda works, device: dict(zip(works, (0.4, 0.2, 0.1), strict=True))
     )
-    (row,) = bench.roofline("cpu", ["logistic 60-2"])
+    row = bench.roofline("logistic 60-2", "cpu", can)
     flops = 5 * 50 * 2 * (2 * 16 * 60 * 2)  # forward and the weights' gradient; none for x
     assert row["plain loop [ms]"] == 400 and row["ours [ms]"] == 100 and row["ratio"] == 4
     assert row["GFLOP"] == round(flops / 1e9, 4)
@@ -375,7 +373,7 @@ def test_seeds_of_two_precisions_have_folders_of_their_own(tmp_path, monkeypatch
 def test_only_float32_is_allowed_to_be_coarse(monkeypatch):
     monkeypatch.setattr(gpu, "trials", dict)
     monkeypatch.setattr(gpu, "SHAPES", {})
-    monkeypatch.setattr(gpu, "compare", lambda *_: 0.0)
+    monkeypatch.setattr(gpu, "compare", lambda *_, **__: 0.0)
     found = {"tf32": True}
     gpu._agree("cpu", False, math.inf, found, found.__setitem__, print)
     assert [row["allowed"] for row in found["agree"]] == [1e-9, gpu.COARSE]
