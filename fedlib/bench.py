@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch.nn.functional import conv2d, cross_entropy
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
-from torch.utils.flop_counter import FlopCounterMode
 
 from fedlib import files
 from fedlib.datasets import partition
@@ -115,16 +114,6 @@ def measure(
     return {name: statistics.median(taken) for name, taken in times.items()}
 
 
-def count_flops(task: Task, theta: torch.Tensor, batches: list[Batch]) -> int:
-    """Count the floating-point operations of the matrix products and convolutions in the steps."""
-    with FlopCounterMode(display=False) as counter:
-        views = task.model.views(theta.clone())
-        leaves = {name: views[name].detach().requires_grad_() for name in task.model.shapes}
-        loss = task.losses(views | leaves, batches[0]).sum()
-        torch.autograd.grad(loss, list(leaves.values()))
-    return counter.get_total_flops() * len(batches)
-
-
 def peak_flops(device: str = "cpu") -> float:
     """Measure operations a second of the faster of a large product and a large convolution."""
     side, images = (4096, 1024) if device == "cuda" else (1024, 32)
@@ -166,7 +155,8 @@ def local_sgd_table() -> list[dict[str, Any]]:
         seconds = measure(works, device)
         row = {"name": name} | {f"{w} [ms]": round(1000 * s, 3) for w, s in seconds.items()}
         row |= {"chosen": chosen, "ratio": round(seconds["plain loop"] / seconds[chosen], 2)}
-        row["floor [ms]"] = round(1000 * count_flops(task, theta, batches) / speed, 3)
+        cost = count(functools.partial(local_sgd, task, theta, batches, 0.01, backend="batched"))
+        row["floor [ms]"] = round(1000 * cost.flops / speed, 3)
         rows.append(row | {"device": device})
     return rows
 
@@ -246,6 +236,13 @@ def roofline(name: str, device: str, can: dict[str, float]) -> dict[str, Any]:
     part = f"{alone[most] / seconds['ours']:.0%} of our time"
     row["held back by"] = f"{most} (alone {'at most ' * (most == 'memory')}{part})"
     return row | {"copies that fit": copies_that_fit(task, theta, batches[0])}
+
+
+def roofline_table() -> list[dict[str, Any]]:
+    """Return the rows of :func:`roofline` for every line of :data:`WORK`."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    can = limits(device)
+    return [roofline(name, device, can) | {"device": device} for name in WORK]
 
 
 def whole_rounds(device: str, seeds: int, seconds: float, samples: int = 60_000) -> dict[str, Any]:
@@ -377,7 +374,7 @@ def tiers_table() -> list[dict[str, Any]]:
     return rows
 
 
-BENCHES = {"local-sgd": local_sgd_table, "tiers": tiers_table}
+BENCHES = {"local-sgd": local_sgd_table, "tiers": tiers_table, "roofline": roofline_table}
 
 
 def run(name: str) -> list[dict[str, Any]]:
