@@ -89,7 +89,7 @@ def api() -> Iterator[str]:
         for module in modules(ROOT / "fedlib" / name):
             yield from _documented(module, "###")
     yield from ("## Beside the folders", "")
-    for name in ("bench", "gpu", "errors", "files", "paths"):
+    for name in ("bench", "gpu", "errors", "files", "paths", "schema"):
         yield from _documented(f"fedlib.{name}", "###")
 
 

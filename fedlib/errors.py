@@ -23,6 +23,11 @@ def unknown(kind: str, name: str, valid: Iterable[str]) -> FedlibError:
         Every name that would have worked.
     """
     valid = sorted(valid)
-    near = difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
+    return FedlibError(f"Unknown {kind} '{name}'.{nearest(name, valid)}")
+
+
+def nearest(name: str, valid: Iterable[str]) -> str:
+    """Return a hint at the nearest valid name and the list of all, to follow a sentence."""
+    near = difflib.get_close_matches(name, valid := list(valid), n=1, cutoff=0.5)
     hint = f" Did you mean '{near[0]}'?" if near else ""
-    return FedlibError(f"Unknown {kind} '{name}'.{hint} Valid: {', '.join(valid)}.")
+    return f"{hint} Valid: {', '.join(valid)}."

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 import os
-import tomllib
 from pathlib import Path
+from typing import NotRequired
 
 from fedlib.errors import FedlibError, unknown
+from fedlib.schema import Page, read_toml
 
 _MARK = Path("datasets") / "digits.toml"
 
@@ -66,20 +67,23 @@ def papers(file: str = "experiments.toml") -> dict[str, Path]:
     return found
 
 
-@functools.cache
-def about(folder: Path) -> dict[str, str]:
-    """Return what a paper's ``paper.toml`` says about it.
+class About(Page):
+    """A paper's ``paper.toml``."""
 
-    Returns
-    -------
-    dict
-        ``short`` and ``title``, what the book and the paper itself call it, by default the
-        folder's name. Where given: ``cite``, its key in the ``paper.bib`` beside; ``chapter``, its
-        folder among the notebooks; ``question`` and ``about``, for the front page; ``note``, for
-        the scoreboard.
-    """
+    short: NotRequired[str]  # what the book calls it, by default the folder's name
+    title: NotRequired[str]  # what it calls itself, by default the folder's name
+    cite: NotRequired[str]  # its key in the paper.bib beside
+    chapter: NotRequired[str]  # its folder among the notebooks
+    question: NotRequired[str]  # for the front page
+    about: NotRequired[str]  # for the front page
+    note: NotRequired[str]  # for the scoreboard
+
+
+@functools.cache
+def about(folder: Path) -> About:
+    """Return what a paper's ``paper.toml`` says about it, with a ``short`` and a ``title``."""
     page = folder / "paper.toml"
-    told = tomllib.loads(page.read_text("utf-8")) if page.is_file() else {}
+    told = read_toml(page, About) if page.is_file() else {}
     return {"short": folder.name, "title": folder.name} | told
 
 

@@ -203,7 +203,9 @@ def test_check_compares_with_the_stored_smoke_run(tmp_path, monkeypatch):
     monkeypatch.setattr(
         records, "folder", lambda paper, out=None: tmp_path if out is None else Path(out)
     )
-    monkeypatch.setattr(catalogue, "names", lambda paper: ["figB1"])
+    table = catalogue._table(PAPER)
+    few = {"profiles": {}, "common": {}, "figB1": table["figB1"]}
+    monkeypatch.setattr(catalogue, "_table", lambda paper: few)
     assert call("check", PAPER).stdout == f"{PAPER} figB1: the same\n", "stored, as there was none"
     held = records.load(PAPER, "figB1", "smoke", tmp_path)
     assert held.manifest["seen"] == {name: [h] for name, h in held.manifest["code"].items()}

@@ -236,7 +236,6 @@ def test_divergence_is_in_the_manifest(tmp_path, monkeypatch):
 
 def test_layers_of_settings(monkeypatch):
     table = {
-        "title": "t",
         "profiles": {p: dict(a=p, b=p, c=p) for p in records.PROFILES},
         "common": dict(a=0, z=0),
         "e": dict(b=1, d=1, smoke=dict(c="own", seeds=9), where="", title=""),

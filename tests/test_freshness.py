@@ -202,7 +202,8 @@ def test_the_normalisation_of_a_card_counts(field, value, monkeypatch):
 
     settings = catalogue.settings("participation", "fig1", "quick")
     before, card = freshness.now(settings), datasets.card("fashion-mnist")
-    changed = dataclasses.replace(card, **{field: value})
+    constants = dataclasses.replace(card.normalisation, **{field: value})
+    changed = dataclasses.replace(card, normalisation=constants)
     monkeypatch.setattr(freshness.datasets, "card", lambda name: changed)
     after = freshness.now(settings)
     assert before["code"] == after["code"] and before["cards"] != after["cards"]

@@ -132,7 +132,9 @@ def test_papers_from_elsewhere_bring_their_trials_or_none(tmp_path, monkeypatch)
     for name, kind in (("here", "here_study.study:go"), ("gone", "gone_study.study:go")):
         home = tmp_path / "papers" / name
         home.mkdir(parents=True)
-        (home / "experiments.toml").write_text(f'[common]\nkind = "{kind}"\n[e]\n')
+        (home / "experiments.toml").write_text(
+            f'[common]\nkind = "{kind}"\n[e]\nwhere = ""\ntitle = ""\n'
+        )
     package = tmp_path / "code" / "here_study"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("")

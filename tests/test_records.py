@@ -28,7 +28,8 @@ def manifest(experiment="fig1", profile="quick", **changes):
         paper=PAPER, experiment=experiment, profile=profile, settings=s, seeds=[1, 2],
         wall_seconds=1.0, device="CPU", versions={}, commit="a" * 40, data={"file": "hash"},
         fidelity="canonical", diverged={}, date="2026-05-04T03:02:01+00:00",
-        instructions="AVX2", **freshness.now(catalogue.settings(PAPER, experiment, profile)),
+        instructions="AVX2", small=None,
+        **freshness.now(catalogue.settings(PAPER, experiment, profile)),
     )  # fmt: skip
     return held | changes
 

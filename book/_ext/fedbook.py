@@ -7,7 +7,6 @@ address that lives in ``_config.yml``, so that no page repeats them by hand.
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from sphinx.util.docutils import SphinxDirective
 
 from fedlib.errors import FedlibError
 from fedlib.evidence import claims
+from fedlib.schema import Page, read_toml
 
 TOLD = {
     "provenance": re.compile(r"Record \S+\.(smoke|quick|paper)\b.*\bcommit \S+"),
@@ -195,11 +195,24 @@ class ClaimsTable(Facts):
         return [items]
 
 
-class ErrataTable(Facts):
-    """The errata of a paper, from ``data/papers/PAPER/errata.toml`` (default: ``participation``).
+class Erratum(Page):
+    """An entry of an ``errata.toml``, in Markdown."""
 
-    Every ``[[erratum]]`` has ``id``, ``where``, ``says``, ``reads`` and ``checked``, in Markdown.
-    """
+    id: str
+    where: str
+    says: str
+    reads: str
+    checked: str
+
+
+class Errata(Page):
+    """An ``errata.toml``."""
+
+    erratum: list[Erratum]
+
+
+class ErrataTable(Facts):
+    """The errata of a paper, in ``data/papers/PAPER/errata.toml``, by default ``participation``."""
 
     optional_arguments = 1
     PARTS = (("says", "The paper says"), ("reads", "We read"), ("checked", "How we checked"))
@@ -213,13 +226,13 @@ class ErrataTable(Facts):
         if not path.is_file():
             raise self.error(f"errata-table: there is no data/papers/{paper}/errata.toml")
         self.env.note_dependency(str(path))
-        errata = tomllib.loads(path.read_text("utf-8")).get("erratum", [])
-        return [self.entry(erratum) for erratum in errata]
+        try:
+            return [self.entry(erratum) for erratum in read_toml(path, Errata)["erratum"]]
+        except FedlibError as error:
+            raise self.error(f"errata-table: {error}") from error
 
-    def entry(self, erratum: dict) -> nodes.container:
+    def entry(self, erratum: Erratum) -> nodes.container:
         """Return one erratum: id and place, then what it says, what we read, how we checked."""
-        if lacking := {"id", "where", "says", "reads", "checked"} - set(erratum):
-            raise self.error(f"errata-table: {erratum.get('id', '?')} lacks {sorted(lacking)}")
         where = self.inline(erratum["where"])
         words = where[0].children if len(where) == 1 else where
         box = _box("erratum")

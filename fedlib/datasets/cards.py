@@ -6,16 +6,15 @@ Facts live in ``data/datasets/NAME.toml``.
 from __future__ import annotations
 
 import hashlib
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedlib.errors import FedlibError, unknown
+from fedlib.errors import unknown
 from fedlib.paths import data_folder
+from fedlib.schema import CLOSED, read_toml
 
 
 @dataclass(frozen=True)
@@ -40,6 +39,8 @@ class DataFile:
     reencoded: Mapping[str, str] = field(default_factory=dict)
     payload: str = ""
 
+    __pydantic_config__ = CLOSED
+
     @property
     def members(self) -> tuple[str, ...]:
         """Names of the members of an archive, training members first."""
@@ -47,12 +48,23 @@ class DataFile:
 
 
 @dataclass(frozen=True)
+class Normalisation:
+    """Constants that apply after division by ``scale``, one for each channel or one for all."""
+
+    scale: float
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    source: str
+
+    __pydantic_config__ = CLOSED
+
+
+@dataclass(frozen=True)
 class Card:
     """What is known about a data set; the fields are those of its TOML file.
 
-    ``shape`` is ``(channels, height, width)``, ``(views, height, width)`` or ``(steps, features)``;
-    ``mean`` and ``std`` have one entry a channel, or one for all, and apply after division by
-    ``scale``. ``stands_in_for`` and ``cannot_show`` are empty unless the set serves as a substitute
+    ``shape`` is ``(channels, height, width)``, ``(views, height, width)`` or ``(steps, features)``.
+    ``stands_in_for`` and ``cannot_show`` are empty unless the set serves as a substitute
     for another one. ``generator`` holds kind, seed and options of a set that is made.
     """
 
@@ -67,16 +79,30 @@ class Card:
     test: int
     classes: tuple[str, ...]
     split: str
-    scale: float
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    constants_from: str
+    normalisation: Normalisation
     files: tuple[DataFile, ...]
     stands_in_for: tuple[str, ...] = ()
     cannot_show: tuple[str, ...] = ()
     traps: tuple[str, ...] = ()
     if_missing: str = ""
     generator: Mapping[str, Any] = field(default_factory=dict)
+
+    __pydantic_config__ = CLOSED
+
+    @property
+    def scale(self) -> float:
+        """What stored values are divided by."""
+        return self.normalisation.scale
+
+    @property
+    def mean(self) -> tuple[float, ...]:
+        """One constant for each channel, or one for all, after the division."""
+        return self.normalisation.mean
+
+    @property
+    def std(self) -> tuple[float, ...]:
+        """As ``mean``."""
+        return self.normalisation.std
 
     @property
     def embedded(self) -> bool:
@@ -131,7 +157,8 @@ def fingerprint(*arrays: Any) -> str:
 
 def all_cards() -> dict[str, Card]:
     """Return every card, by data set name, in alphabetical order."""
-    found = [_read_card(path) for path in sorted((data_folder() / "datasets").glob("*.toml"))]
+    paths = sorted((data_folder() / "datasets").glob("*.toml"))
+    found = [read_toml(path, Card) for path in paths]
     return {card.name: card for card in found}
 
 
@@ -147,26 +174,3 @@ def card(name: str) -> Card:
     if name not in known:
         raise unknown("data set", name, known)
     return known[name]
-
-
-def _read_card(path: Path) -> Card:
-    try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
-        constants = raw.pop("normalisation")
-        files = tuple(DataFile(**_frozen(entry)) for entry in raw.pop("files"))
-        return Card(
-            **_frozen(raw),
-            files=files,
-            scale=float(constants["scale"]),
-            mean=tuple(constants["mean"]),
-            std=tuple(constants["std"]),
-            constants_from=constants["source"],
-        )
-    except (tomllib.TOMLDecodeError, KeyError, TypeError) as error:
-        raise FedlibError(
-            f"The data set card {path} cannot be read: {error}. Compare it with another card."
-        ) from error
-
-
-def _frozen(table: dict[str, Any]) -> dict[str, Any]:
-    return {key: tuple(v) if isinstance(v, list) else v for key, v in table.items()}

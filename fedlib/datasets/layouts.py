@@ -405,8 +405,9 @@ def _dataset(
         train=len(arrays["train"]),
         test=len(arrays["test"]),
         classes=classes,
-        mean=tuple(mean.tolist()),
-        std=tuple(std.tolist()),
+        normalisation=replace(
+            found.normalisation, mean=tuple(mean.tolist()), std=tuple(std.tolist())
+        ),
     )
     return Dataset(
         name=found.name,

@@ -3,17 +3,41 @@
 from __future__ import annotations
 
 import functools
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NotRequired, get_args
 
 from fedlib import paths
-from fedlib.errors import unknown
+from fedlib.errors import FedlibError, nearest, unknown
+from fedlib.papers.job import settings_of
+from fedlib.schema import Page, conform, keys, read_toml
 
-PROFILES = ("smoke", "quick", "paper")
+Profile = Literal["smoke", "quick", "paper"]
+PROFILES = get_args(Profile)
 
-_SHARED = ("title", "profiles", "common")
+_SHARED = ("profiles", "common")
+
+
+class Shared(Page):
+    """The tables of an ``experiments.toml`` that are not experiments."""
+
+    profiles: NotRequired[dict[Profile, dict[str, Any]]]
+    common: NotRequired[dict[str, Any]]
+
+
+class Experiment(Page):
+    """An experiment's own table, with its study's settings beside these."""
+
+    __pydantic_config__ = {"extra": "allow", "strict": True}
+
+    where: str
+    title: str
+    kind: NotRequired[str]
+    only: NotRequired[list[Profile]]
+    runs: NotRequired[list[dict[str, Any]]]
+    smoke: NotRequired[dict[str, Any]]
+    quick: NotRequired[dict[str, Any]]
+    paper: NotRequired[dict[str, Any]]
 
 
 def papers() -> list[str]:
@@ -27,7 +51,10 @@ def _table(paper: str) -> dict[str, Any]:
 
 @functools.cache
 def _read(path: Path) -> dict[str, Any]:
-    return tomllib.loads(path.read_text("utf-8"))
+    held = read_toml(path, dict[str, dict[str, Any]])
+    conform({k: v for k, v in held.items() if k in _SHARED}, Shared, str(path))
+    conform({k: v for k, v in held.items() if k not in _SHARED}, dict[str, Experiment], str(path))
+    return {"profiles": {}, "common": {}} | held
 
 
 def names(paper: str) -> list[str]:
@@ -92,5 +119,60 @@ def settings(paper: str, experiment: str, profile: str) -> dict[str, Any]:
     if profile not in valid:
         raise unknown(f"profile of {experiment}", profile, valid)
     own = {k: v for k, v in entry.items() if k not in (*PROFILES, "only")}
-    layers = (table["common"], own, table["profiles"][profile], entry.get(profile, {}))
+    layers = (
+        table["common"], own, table["profiles"].get(profile, {}), entry.get(profile, {}),
+    )  # fmt: skip
     return {k: v for layer in layers for k, v in layer.items()}
+
+
+def check(paper: str, experiment: str, profile: str) -> None:
+    """Check an experiment's settings against those that its study reads, and their types.
+
+    A study whose job names no type of settings is not checked.
+
+    Raises
+    ------
+    FedlibError
+        With the table, the key, what was there and what was expected.
+    """
+    s, table = settings(paper, experiment, profile), _table(paper)
+    told, entry = f"{paths.paper_folder(paper) / 'experiments.toml'}", table[experiment]
+    shapes = _shapes(s)
+    if None in shapes:
+        return
+    known = _keys(shapes)
+    _only(known, {k: v for k, v in entry.items() if k not in (*PROFILES, "only")}, told, experiment)
+    _only(known, entry.get(profile, {}), told, f"{experiment}.{profile}")
+    every = [_shapes(settings(paper, name, profiles(paper, name)[-1])) for name in names(paper)]
+    if not any(None in shapes for shapes in every):
+        union = {key for shapes in every for key in _keys(shapes)}
+        _only(union, table["common"], told, "common")
+        _only(union, table["profiles"].get(profile, {}), told, f"profiles.{profile}")
+    found: set[str] = set()
+    for run in s.get("runs") or [{}]:
+        name = f", run '{run.get('run', '')}'" * bool(run)
+        _only(known, run, told, experiment + name)
+        if run and run.get("run", "") in {"", *found}:
+            raise FedlibError(f"{told}, [{experiment}]: every run needs a name of its own{name}.")
+        found.add(run.get("run", ""))
+        given = {**s, **run} | ({s["tunes"]: s["grid"][0]} if "grid" in s else {})
+        given = {k: 1.0 if v == "tuned" else v for k, v in given.items()}
+        for shape in shapes:
+            mine = {key: given[key] for key in keys(shape) if key in given}
+            conform(mine, shape, f"{told}, [{experiment}] at {profile}{name},")
+
+
+def _shapes(s: dict[str, Any]) -> list[Any]:
+    """Return the settings of an experiment's study, and of the study that it tunes."""
+    if "kind" not in s:
+        raise FedlibError(f"The experiment '{s['title']}' has no kind, 'package.module:function'.")
+    return [settings_of(s[key]) for key in ("kind", "study") if key in s]
+
+
+def _keys(shapes: list[Any]) -> set[str]:
+    return {key for shape in shapes for key in keys(shape)}
+
+
+def _only(known: set[str], given: dict[str, Any], told: str, table: str) -> None:
+    for key in sorted({*given} - known):
+        raise FedlibError(f"{told}, [{table}]: unknown key '{key}'.{nearest(key, sorted(known))}")

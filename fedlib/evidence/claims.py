@@ -9,23 +9,25 @@ record keeps the hash of the rules of its day, so it is known which of the two i
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 import re
-import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NotRequired, get_type_hints
 
 import numpy as np
 import pandas as pd
 from scipy import stats
+from typing_extensions import TypedDict
 
 from fedlib import datasets, paths
 from fedlib.errors import FedlibError, unknown
 from fedlib.evidence import freshness, records
 from fedlib.evidence.freshness import digest
 from fedlib.evidence.records import Record
+from fedlib.schema import CLOSED, Page, conform, read_toml
 
 HOLDS, CONTRADICTED, UNDECIDED = "holds", "contradicted", "undecided"
 
@@ -49,6 +51,42 @@ LEVEL = 0.95  # of an interval, together over the checks of a claim
 FINAL = 0.1  # the share of a run over which "final" is the mean
 
 
+_With = TypedDict("_With", {"with": dict[str, Any]})
+
+
+class Asked(Page, _With):
+    """A check as it stands in a ``claims.toml``; ``with`` holds the measure's arguments."""
+
+    what: str
+    asks: Literal["better", "same", "within"]
+    experiment: str
+    measure: str
+    bounds: NotRequired[list[int | float]]
+    essential: NotRequired[bool]
+
+
+class Claim(Page):
+    """A claim as it stands in a ``claims.toml``."""
+
+    id: str
+    where: str
+    kind: Literal["measured", "proved", "arithmetic"]
+    statement: str
+    paper_reports: NotRequired[str]
+    smallest: NotRequired[dict[str, int | float]]  # differences that matter, by metric; time
+    because: NotRequired[str]
+    changed: NotRequired[str]
+    expected: NotRequired[str]
+    note: NotRequired[str]
+    check: NotRequired[list[Asked]]
+
+
+class Claims(Page):
+    """A ``claims.toml``."""
+
+    claim: list[Claim]
+
+
 class MissingRows(FedlibError):
     """A record that does not hold the runs a check asks for."""
 
@@ -58,7 +96,7 @@ def papers() -> list[str]:
     return [name for name, home in paths.papers().items() if (home / "claims.toml").is_file()]
 
 
-def table(paper: str) -> list[dict[str, Any]]:
+def table(paper: str) -> list[Claim]:
     """Return a paper's claims as they stand in its ``claims.toml``."""
     if paper not in papers():
         raise unknown("paper", paper, papers())
@@ -66,8 +104,48 @@ def table(paper: str) -> list[dict[str, Any]]:
 
 
 @functools.cache
-def _read(path: Path) -> list[dict[str, Any]]:
-    return tomllib.loads(path.read_text("utf-8"))["claim"]
+def _read(path: Path) -> list[Claim]:
+    found = read_toml(path, Claims)["claim"]
+    for number, claim in enumerate(found):
+        told = f"{path}, claim {claim['id']}"
+        if claim["id"] in {other["id"] for other in found[:number]}:
+            raise FedlibError(f"{told}: another claim has this id.")
+        if claim.get("expected", UNDECIDED) not in VERDICTS:
+            raise unknown(f"verdict in {told}:", claim["expected"], VERDICTS)
+        for check in claim.get("check", []):
+            _sound(claim, check, told)
+    return found
+
+
+def _sound(claim: Claim, check: Asked, told: str) -> None:
+    """Refuse a check that measures nothing, or asks a question that cannot be answered."""
+    if check["measure"] not in MEASURES:
+        raise unknown(f"measure in {told}:", check["measure"], MEASURES)
+    conform(check["with"], _arguments(check["measure"]), f"{told}, 'with' of '{check['what']}',")
+    bounds = check.get("bounds")
+    if (check["asks"] == "within") != (bounds is not None):
+        raise FedlibError(f"{told}: bounds belong to a check that asks 'within', and to no other.")
+    if bounds and not (len(bounds) == 2 and bounds[0] <= bounds[1]):
+        raise FedlibError(f"{told}: bounds are a lower and an upper one; got {bounds}.")
+    if not _smallest(claim, check) >= 0:
+        raise FedlibError(f"{told}: the smallest difference that matters is above 0, a factor 1.")
+
+
+@functools.cache
+def _arguments(measure: str) -> Any:
+    """Return the shape of a measure's arguments beside the record."""
+    function = MEASURES[measure]
+    hints, open_ended = get_type_hints(function), False
+    shape: dict[str, Any] = {}
+    for name, parameter in list(inspect.signature(function).parameters.items())[1:]:
+        if parameter.kind is parameter.VAR_KEYWORD:
+            open_ended = True
+        else:
+            given = parameter.default is parameter.empty
+            shape[name] = hints[name] if given else NotRequired[hints[name]]
+    found = TypedDict("Arguments", shape)
+    found.__pydantic_config__ = CLOSED | ({"extra": "allow"} if open_ended else {})
+    return found
 
 
 def rules(paper: str, experiment: str | None = None) -> dict[str, str]:
@@ -175,6 +253,8 @@ def rows(record: Record, run: str, metric: str, split: str | None = None, **wher
     """
     frame, asked = record.frame, dict(run=run, metric=metric) | ({"split": split} if split else {})
     for column, wanted in (asked | where).items():
+        if column not in record.frame:
+            raise unknown(f"column of {record.path.name}", column, record.frame)
         frame = frame[frame[column].isin(wanted if isinstance(wanted, list) else [wanted])]
     if frame.empty:
         raise MissingRows(f"The record {record.path.name} has no rows for {asked | where}.")
@@ -294,7 +374,11 @@ def diverged(record: Record, run: str) -> Measured:
 def slope(record: Record, run: str, metric: str, x: str, start: float = 0) -> Measured:
     """Slope of log value against log ``x``, from ``x >= start``, one fit a seed."""
     found = rows(record, run, metric)
+    if x not in found:
+        raise unknown(f"column of {record.path.name}", x, found)
     found = found[found[x] >= start]
+    if found.groupby("seed")[x].nunique().reindex(record.frame["seed"].unique()).min() < 2:
+        raise MissingRows(f"A slope of '{metric}' in {record.path.name} needs two values of {x}.")
     return _exactly(
         [np.polyfit(np.log(own[x]), np.log(own["value"]), 1)[0] for _, own in found.groupby("seed")]
     )
@@ -420,10 +504,6 @@ def _smallest(claim: dict[str, Any], check: dict[str, Any]) -> float:
 
 def _check(paper: str, claim: dict[str, Any], check: dict[str, Any], out: Any) -> Check:
     """Carry out one check on the largest stored record of its experiment."""
-    if check["measure"] not in MEASURES:
-        raise unknown("measure", check["measure"], MEASURES)
-    if check["asks"] not in ("better", "same", "within"):
-        raise unknown("question", check["asks"], ["better", "same", "within"])
     s, essential = _smallest(claim, check), check.get("essential", True)
     told = dict(quantity=check["what"], asked=_words(check, s), essential=essential)
     none = Check(**told, measured=NO_RECORD, outcome=NO_RECORD, record=check["experiment"])

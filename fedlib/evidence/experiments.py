@@ -19,10 +19,10 @@ import fedlib
 from fedlib import datasets, files
 from fedlib.engine import convolution
 from fedlib.errors import FedlibError, unknown
-from fedlib.evidence import claims, freshness, records, tuning
+from fedlib.evidence import catalogue, claims, freshness, records, tuning
 from fedlib.evidence.catalogue import profiles, settings
 from fedlib.evidence.records import Record
-from fedlib.papers.job import Job, run_seeds
+from fedlib.papers.job import Job, run_seeds, study
 
 
 def choose_device(device: str = "auto") -> str:
@@ -93,6 +93,7 @@ def run(
         When the time is over first. The same call goes on from there.
     """
     s = settings(paper, experiment, profile)
+    catalogue.check(paper, experiment, profile)
     chosen = _seeds(s, seeds)
     place = choose_device(device)
     home = files.make_folder(records.folder(paper, out))
@@ -111,7 +112,7 @@ def run(
     lock = home / f".{experiment}.{profile}.lock"
     with files.only_one(lock, f"{paper} {experiment}, profile {profile},"):
         try:
-            outcome = tuning.study(s["kind"])(job)
+            outcome = study(s["kind"])(job)
         finally:
             seconds = before + time.perf_counter() - began
             if folder.is_dir():

@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired
 
 import numpy as np
 import pandas as pd
@@ -24,10 +24,42 @@ from fedlib.evidence import catalogue
 from fedlib.evidence.catalogue import PROFILES
 from fedlib.evidence.freshness import State, judge
 from fedlib.files import make_folder, publish
+from fedlib.schema import Page, conform
 
 
 class MissingRecord(FedlibError):
     """No stored record for an experiment; the message says how to make one."""
+
+
+class Manifest(Page):
+    """What a record says about itself; see :func:`fedlib.evidence.experiments.run`."""
+
+    paper: str
+    experiment: str
+    profile: catalogue.Profile
+    settings: dict[str, Any]
+    seeds: list[int]
+    rows: str  # SHA-256 of the rows
+    wall_seconds: float
+    data: dict[str, str]  # SHA-256 of what was read
+    fidelity: str
+    diverged: dict[str, dict[str, int]]  # run: seed: round
+    rules: NotRequired[dict[str, str]]  # the claims' rules that are older than the rows
+    tuning: NotRequired[dict[str, Any]]
+    device: str
+    instructions: str
+    versions: dict[str, str]
+    commit: str
+    date: str
+    tf32: NotRequired[bool]
+    convolutions: NotRequired[dict[str, Any]]
+    joined: NotRequired[list[str]]  # the rows of the records it was joined from
+    code: dict[str, str]  # see fedlib.evidence.freshness
+    cards: dict[str, str]
+    small: str | None
+    seen: NotRequired[dict[str, list[str]]]
+    tables: NotRequired[list[str]]
+    stamped: NotRequired[str]
 
 
 @dataclass(frozen=True)
@@ -208,7 +240,8 @@ def _read(path: Path, page: Path, names: tuple[str, ...], stamp: tuple[int, ...]
             f"{str(manifest.get('rows'))[:16]}…. One of the two was edited or replaced; take both "
             "from where they came from, or delete both and make the record again."
         )
-    told = tuple(manifest.get(key) for key in ("paper", "experiment", "profile"))
+    conform(manifest, Manifest, str(page))
+    told = tuple(manifest[key] for key in ("paper", "experiment", "profile"))
     if told != names:
         raise FedlibError(
             f"The manifest {page} describes {' '.join(map(str, told))}. Give the files their own "

@@ -8,16 +8,14 @@ with ``tuned = "NAME"`` takes its values from there.
 
 from __future__ import annotations
 
-import importlib
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pandas as pd
 
 from fedlib.errors import FedlibError
-from fedlib.papers.job import Job, Outcome, Settings
+from fedlib.papers.job import Job, Outcome, Settings, study
 
 SEEDS = (1001, 1002, 1003)
 HALF_DECADE = math.sqrt(10)
@@ -25,29 +23,18 @@ MOST = 15  # values; a method whose best value is still at the edge then has non
 SHARE = 1 / 3  # of the run, at its end, over which the training loss is averaged
 
 
-def study(kind: str) -> Callable[[Job], Outcome]:
-    """Return the function behind a kind, ``"package.module:function"``.
+class Grid(Settings):
+    """What tuning adds to the settings of the study that it runs."""
 
-    Raises
-    ------
-    FedlibError
-        When the module cannot be imported or has no such function.
-    """
-    module, _, name = kind.partition(":")
-    try:
-        return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise FedlibError(
-            f"The study '{kind}' cannot be found ({error}). A kind is 'package.module:function', "
-            "and the package has to be installed or on PYTHONPATH."
-        ) from error
+    study: str  # its kind
+    tunes: str  # the setting that is tried
+    grid: list[float]  # the first values of it
 
 
-def grid(job: Job) -> Outcome:
+def grid(job: Job[Grid]) -> Outcome:
     """Run every method of a study over a grid of one setting, extended until it holds the best.
 
-    Settings: ``study``, its kind; ``tunes``, the name of the setting; ``grid``, the first values;
-    ``runs``, the methods. Rows have the columns ``method`` and ``at`` beside those of the study.
+    The runs are the methods. Rows have the columns ``method`` and ``at`` beside those of the study.
     """
     s = job.settings
     values, parts, diverged = sorted(s["grid"]), {}, {}

@@ -2,20 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import importlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, NotRequired, TypeVar, get_args, get_type_hints
 
 import numpy as np
 import pandas as pd
 
-Settings = dict[str, Any]
+from fedlib.errors import FedlibError
+from fedlib.schema import Page, PositiveInt
+
 GOLDEN = (5**0.5 - 1) / 2
 
 
+class Settings(Page):
+    """What every experiment says; a study's own settings come on top.
+
+    A study says which those are by the type of its job: ``def study(job: Job[MySettings])``.
+    """
+
+    kind: str  # "package.module:function", the study
+    where: str  # in the paper
+    title: str
+    seeds: PositiveInt
+    runs: NotRequired[list[dict[str, Any]]]  # each overrides settings, and has a name:
+    run: NotRequired[str]
+    tuned: NotRequired[str]  # the experiment that tuned what the runs call "tuned"
+    tuned_as: NotRequired[str]  # the run of that experiment, by default that of the same name
+
+
+S = TypeVar("S", bound=Settings)
+
+
 @dataclass(frozen=True)
-class Job:
+class Job(Generic[S]):
     """One experiment to be carried out.
 
     Attributes
@@ -37,7 +59,7 @@ class Job:
         When to stop, by ``time.monotonic()``; what is long passes it on to ``simulate``.
     """
 
-    settings: Settings
+    settings: S
     seeds: tuple[int, ...]
     device: str = "cpu"
     folder: Path | None = None
@@ -53,6 +75,30 @@ class Outcome:
     frame: pd.DataFrame
     diverged: dict[str, dict[int, int]]
     hashes: dict[str, str]
+
+
+def study(kind: str) -> Callable[[Job], Outcome]:
+    """Return the function behind a kind, ``"package.module:function"``.
+
+    Raises
+    ------
+    FedlibError
+        When the module cannot be imported or has no such function.
+    """
+    module, _, name = kind.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise FedlibError(
+            f"The study '{kind}' cannot be found ({error}). A kind is 'package.module:function', "
+            "and the package has to be installed or on PYTHONPATH."
+        ) from error
+
+
+def settings_of(kind: str) -> type[Settings] | None:
+    """Return the settings that a study reads, None for one that does not say."""
+    asked = get_args(get_type_hints(study(kind)).get("job"))
+    return asked[0] if asked else None
 
 
 def run_seeds(count: int | Sequence[int]) -> tuple[int, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, NotRequired
 
 import numpy as np
 import pandas as pd
@@ -24,6 +24,7 @@ from fedlib.papers.participation import theory
 from fedlib.papers.participation.algorithm import ALGORITHMS, GeneralizedFedAvg
 from fedlib.papers.participation.toy import toy_task
 from fedlib.population.participation import PROCESSES, Cyclic, Full, Independent, Participation
+from fedlib.schema import NonNegativeInt, PositiveFloat, PositiveInt
 
 MODELS = {
     "softmax": models.softmax,
@@ -33,6 +34,87 @@ MODELS = {
 }
 
 
+class Split(Settings):
+    """A data set, dealt out to clients, and the model they train."""
+
+    dataset: str
+    pool: NotRequired[PositiveInt]  # side of the square blocks of pixels that are averaged
+    augment: NotRequired[bool]  # crop and flip
+    partition: str
+    clients: PositiveInt
+    model: list[str | PositiveInt]  # its name in MODELS, and sizes
+
+
+class Availability(Settings):
+    """Who takes part when: a process of PROCESSES and what it needs."""
+
+    process: str
+    clients: PositiveInt
+    cohort: PositiveInt  # clients a round
+    window: PositiveInt  # rounds
+    compression: PositiveInt  # how many of the paper's rounds one round stands for
+    speed: NotRequired[PositiveInt]  # of drift: clients a round
+    on: NotRequired[PositiveFloat]  # of a Markov chain: probability of coming,
+    off: NotRequired[PositiveFloat]  # and of leaving
+    cap: NotRequired[PositiveInt]  # and the most clients a round
+
+
+class WarmUp(Split, Availability):
+    """FedAvg at a larger rate, from which all runs start."""
+
+    warmup_rounds: NonNegativeInt
+    warmup_lr: PositiveFloat
+    local_steps: PositiveInt
+    batch_size: PositiveInt
+
+
+class Training(WarmUp):
+    """Runs after a common warm-up. Rounds, rates and intervals are those of the paper."""
+
+    algorithm: str  # of ALGORITHMS
+    rounds: PositiveInt
+    lr: PositiveFloat
+    compress_lr: NotRequired[bool]  # multiply the rate by the compression; default true
+    amplify: NotRequired[PositiveFloat]
+    interval: NotRequired[PositiveInt]
+    evaluate_every: PositiveInt  # of our rounds
+    evaluate_on: PositiveInt  # training samples
+
+
+class Toy(Settings):
+    """The three-client toy."""
+
+    toy_rounds: PositiveInt
+    lr: PositiveFloat
+    amplify: PositiveFloat
+    interval: PositiveInt
+
+
+class Factor(Availability):
+    """Means of participation weights over intervals."""
+
+    rounds: PositiveInt
+    warmup_rounds: NonNegativeInt  # that are passed over
+    intervals: list[PositiveInt]
+
+
+class Heterogeneity(WarmUp):
+    """Distances between client gradients, at the end of the warm-up."""
+
+    rounds: PositiveInt
+    intervals: list[PositiveInt]
+
+
+class Speedup(Settings):
+    """The mean of a Gaussian, estimated by cohorts of several sizes."""
+
+    clients: PositiveInt
+    cohorts: list[PositiveInt]
+    samples: PositiveInt  # a client
+    rounds: PositiveInt
+    lr: PositiveFloat
+
+
 def build_model(name: str, *sizes: int) -> models.Model:
     """Return the model called ``name`` in :mod:`fedlib.engine.models`."""
     if name not in MODELS:
@@ -40,7 +122,7 @@ def build_model(name: str, *sizes: int) -> models.Model:
     return MODELS[name](*sizes)
 
 
-def build_task(s: Settings, seed: int, device: str = "cpu") -> tuple[Task, dict[str, str]]:
+def build_task(s: Split, seed: int, device: str = "cpu") -> tuple[Task, dict[str, str]]:
     """Load the data, split it over the clients and attach the model.
 
     ``pool`` averages square blocks of pixels, which makes images small enough for a laptop.
@@ -65,7 +147,7 @@ def _pooled(x: np.ndarray, size: int) -> torch.Tensor:
     )
 
 
-def build_process(s: Settings) -> Participation:
+def build_process(s: Availability) -> Participation:
     """Return the participation process, with its window compressed in time."""
     name, N, S = s["process"], s["clients"], s["cohort"]
     if name not in PROCESSES:
@@ -79,7 +161,7 @@ def build_process(s: Settings) -> Participation:
     return PROCESSES[name](N, S) if name in ("independent", "regularized") else PROCESSES[name](N)
 
 
-def build_algorithm(s: Settings) -> FedAvg | GeneralizedFedAvg:
+def build_algorithm(s: Training) -> FedAvg | GeneralizedFedAvg:
     """Return the algorithm of one run, its rate and interval compressed in time."""
     if s["algorithm"] not in ALGORITHMS:
         raise unknown("algorithm", s["algorithm"], ALGORITHMS)
@@ -94,7 +176,7 @@ def build_algorithm(s: Settings) -> FedAvg | GeneralizedFedAvg:
     return ALGORITHMS[s["algorithm"]](build_process(s), **chosen)
 
 
-def training(job: Job) -> Outcome:
+def training(job: Job[Training]) -> Outcome:
     """Train every run of an experiment, all seeds side by side, after a common warm-up.
 
     Runs that differ in rates alone are rows of one batch, too; on a CPU their bits are those of
@@ -167,7 +249,7 @@ def batches(
     return found
 
 
-def warm_up(job: Job, task: Task, process: Participation) -> torch.Tensor:
+def warm_up(job: Job[WarmUp], task: Task, process: Participation) -> torch.Tensor:
     """Return models ``[R, P]`` after the warm-up: FedAvg at a larger rate, same availability."""
     s = job.settings
     fedavg = FedAvg(process, s["warmup_lr"], s["local_steps"], s["batch_size"])
@@ -180,7 +262,7 @@ def warm_up(job: Job, task: Task, process: Participation) -> torch.Tensor:
     return history.state.x
 
 
-def toy(job: Job) -> Outcome:
+def toy(job: Job[Toy]) -> Outcome:
     """Run the three-client toy with exact gradients; there is nothing random in it."""
     s, task, frames = job.settings, toy_task(), []
     optimum = task.data.x.mean(0)
@@ -204,7 +286,7 @@ def toy(job: Job) -> Outcome:
     return Outcome(pd.concat(frames, ignore_index=True), {}, {})
 
 
-def factor(job: Job) -> Outcome:
+def factor(job: Job[Factor]) -> Outcome:
     """Measure the participation factor ``(Σ_n|q̄_n - 1/N|)²`` for processes and intervals."""
     s, rows = job.settings, []
     for run in tqdm(s["runs"], desc="participation", disable=not job.progress):
@@ -226,7 +308,7 @@ def _means(q: np.ndarray, P: int) -> np.ndarray:
     return q[: whole * P].reshape(whole, P, -1).mean(1)
 
 
-def heterogeneity(job: Job) -> Outcome:
+def heterogeneity(job: Job[Heterogeneity]) -> Outcome:
     """Measure d², β², ν² and δ²(P) of real clients at a warmed-up model.
 
     All of them come from one Gram matrix of centred client gradients.
@@ -262,7 +344,7 @@ def heterogeneity(job: Job) -> Outcome:
     return Outcome(pd.DataFrame(rows), {}, hashes)
 
 
-def speedup(job: Job) -> Outcome:
+def speedup(job: Job[Speedup]) -> Outcome:
     """Measure the stationary error of FedAvg against the number of clients a round.
 
     All clients hold the same Gaussian samples, so that only gradient noise is left: their mean
@@ -286,7 +368,7 @@ def speedup(job: Job) -> Outcome:
     return Outcome(pd.DataFrame(rows), {}, {})
 
 
-def _stationary_error(job: Job, task: Task, algorithm: FedAvg) -> list[float]:
+def _stationary_error(job: Job[Speedup], task: Task, algorithm: FedAvg) -> list[float]:
     """Return each seed's mean square distance to the optimum over the second half of a run."""
     optimum, squares = task.data.x.mean(0), []
 

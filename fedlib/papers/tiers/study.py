@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NotRequired
+
 import numpy as np
 import pandas as pd
 import torch
@@ -19,9 +21,67 @@ from fedlib.papers.tiers.algorithm import TDCD
 from fedlib.papers.tiers.asynchronous import AsyncTDCD, HubRound
 from fedlib.papers.tiers.task import TieredTask
 from fedlib.population.delays import ShiftedExponential
+from fedlib.schema import PositiveFloat, PositiveInt
 
 
-def build_task(s: Settings, seed: int, device: str = "cpu") -> tuple[TieredTask, dict[str, str]]:
+class Split(Settings):
+    """A data set, its features split over silos and its rows over their clients."""
+
+    dataset: str
+    samples: NotRequired[PositiveInt]  # the first so many training rows; default all
+    pool: NotRequired[PositiveInt]  # side of the square blocks of pixels that are averaged
+    split: str  # of the features: halves, quarters, views, columns
+    silos: NotRequired[PositiveInt]  # for columns
+    clients: PositiveInt  # a silo
+    aligned: bool  # rows are dealt out alike in all silos
+    model: list[str | PositiveInt]  # a silo's: its name, and sizes after the features
+    loss: str
+
+
+class Sweep(Split):
+    """TDCD over rates and local steps, see :func:`runs_of`. All runs make the same local steps."""
+
+    batch_size: PositiveInt
+    steps: PositiveInt  # local steps in all
+    Q: NotRequired[PositiveInt]  # of a run that is written out
+    lr: NotRequired[PositiveFloat]
+    local_steps: NotRequired[list[PositiveInt]]  # values of Q for all others
+    products: NotRequired[list[PositiveFloat]]  # values of the rate times Q
+    equal_lr: NotRequired[list[PositiveFloat]]  # rates that every Q gets,
+    clients_grid: NotRequired[list[PositiveInt]]  # with each of these numbers of clients
+    evaluate_every: PositiveInt  # local steps
+    evaluate_on: PositiveInt  # training samples
+
+
+class Latency(Settings):
+    """The time of a local step."""
+
+    local_steps: list[PositiveInt]  # values of Q
+
+
+class Theorem(Settings):
+    """Theorem 1 on a small problem."""
+
+    Q: PositiveInt
+    rounds_grid: list[PositiveInt]
+
+
+class Waiting(Split):
+    """Hubs that wait for each other, and hubs that do not. Times in local steps of a fast silo."""
+
+    wait: bool
+    slow: PositiveFloat  # by what factor the last silo's local steps are slower
+    comm: PositiveFloat  # mean time of a message
+    Q: PositiveInt
+    lr: PositiveFloat
+    batch_size: PositiveInt
+    tick: PositiveFloat  # between two looks at the hubs
+    ticks: PositiveInt
+    evaluate_every: PositiveInt  # ticks
+    evaluate_on: PositiveInt  # training samples
+
+
+def build_task(s: Split, seed: int, device: str = "cpu") -> tuple[TieredTask, dict[str, str]]:
     """Load the data and split columns over the silos, rows over their clients."""
     held = datasets.load(s["dataset"], progress=False)
     keep = s.get("samples") or len(held.train_y)
@@ -39,7 +99,7 @@ def _pooled(x: np.ndarray, size: int) -> np.ndarray:
     return torch.nn.functional.avg_pool2d(torch.from_numpy(x), size).numpy() if size > 1 else x
 
 
-def _cut(s: Settings, x: np.ndarray) -> list[np.ndarray]:
+def _cut(s: Split, x: np.ndarray) -> list[np.ndarray]:
     """Split features: image ``halves`` or ``quarters``, ``views``, or columns of sequences."""
     if s["split"] == "halves":
         return partition.halves(x)
@@ -53,7 +113,7 @@ def _cut(s: Settings, x: np.ndarray) -> list[np.ndarray]:
     raise unknown("feature split", s["split"], ["halves", "quarters", "views", "columns"])
 
 
-def build_models(s: Settings, features: list[np.ndarray]) -> list[models.Model]:
+def build_models(s: Split, features: list[np.ndarray]) -> list[models.Model]:
     """Return one model a silo; silos with features of the same shape share one object."""
     name, *sizes = s["model"]
     made: dict[tuple[int, ...], models.Model] = {}
@@ -74,7 +134,7 @@ def build_models(s: Settings, features: list[np.ndarray]) -> list[models.Model]:
     return [made[x.shape[1:]] for x in features]
 
 
-def runs_of(s: Settings) -> list[dict]:
+def runs_of(s: Sweep) -> list[dict]:
     """Return the runs of a sweep.
 
     For every Q: each product ηQ of the grid, and each equal η with each number of clients.
@@ -89,7 +149,7 @@ def runs_of(s: Settings) -> list[dict]:
     return runs
 
 
-def sweep(job: Job) -> Outcome:
+def sweep(job: Job[Sweep]) -> Outcome:
     """Run TDCD for every run of the sweep, all seeds side by side.
 
     All runs make the same number of local steps. Rows have the columns Q, lr, silos and clients
@@ -123,7 +183,7 @@ def sweep(job: Job) -> Outcome:
     return Outcome(pd.concat(frames, ignore_index=True), diverged, hashes)
 
 
-def latency(job: Job) -> Outcome:
+def latency(job: Job[Latency]) -> Outcome:
     """Tabulate the time of a local step relative to ``Q = 1``, in the paper's units."""
     rows = []
     for t_comm in (10.0, 100.0):
@@ -136,7 +196,7 @@ def latency(job: Job) -> Outcome:
     return Outcome(pd.DataFrame(rows), {}, {})
 
 
-def theorem(job: Job) -> Outcome:
+def theorem(job: Job[Theorem]) -> Outcome:
     """Compare the average squared gradient norm with Theorem 1 on logistic regression.
 
     All constants are known: rows have norm one, so the loss is ``λ_max/4``-smooth with
@@ -174,7 +234,7 @@ def theorem(job: Job) -> Outcome:
     return Outcome(pd.DataFrame(rows), {}, {})
 
 
-def waiting(job: Job) -> Outcome:
+def waiting(job: Job[Waiting]) -> Outcome:
     """Compare hubs that wait for each other with hubs that do not, under random delays.
 
     Beyond the paper: its future work. Every run uses the same drawn delays; ``slow`` makes the

@@ -1,0 +1,141 @@
+"""Pages of facts against the shape they must have: no unknown keys, none missing, no wrong types.
+
+A shape is a `TypedDict <https://docs.python.org/3/library/typing.html#typing.TypedDict>`_ that
+inherits from :class:`Page`, a dataclass with the same ``__pydantic_config__``, or a container of
+them. Pydantic does the checking. A machine that only computes may lack it; pages are then read as
+they are, with a warning.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+import warnings
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any, get_args, get_origin, get_type_hints
+
+from typing_extensions import TypedDict, is_typeddict
+
+from fedlib.errors import FedlibError, nearest
+
+try:
+    import pydantic
+    from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
+except ImportError:
+    pydantic = None
+    NonNegativeInt = PositiveInt = int
+    PositiveFloat = float
+
+__all__ = ["CLOSED", "NonNegativeInt", "Page", "PositiveFloat", "PositiveInt", "conform", "keys",
+           "read_toml"]  # fmt: skip
+
+CLOSED = {"extra": "forbid", "strict": True}
+MOST = 5  # faults told at once
+
+
+class Page(TypedDict):
+    """What every closed table inherits from: keys that it does not name are errors."""
+
+    __pydantic_config__ = CLOSED
+
+
+def read_toml(path: Path, shape: Any) -> Any:
+    """Read a TOML file that has a shape.
+
+    Raises
+    ------
+    FedlibError
+        When it cannot be read, or has another shape: with file, table, key and the nearest valid
+        one.
+    """
+    try:
+        held = tomllib.loads(path.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+        raise FedlibError(f"{path} cannot be read: {error}.") from error
+    return conform(held, shape, str(path))
+
+
+def conform(held: Any, shape: Any, told: str) -> Any:
+    """Return plain values in the shape they must have: lists as tuples, tables as dataclasses.
+
+    Parameters
+    ----------
+    held
+        Dictionaries, lists, words, numbers.
+    told
+        What they were read from, for the message.
+
+    Raises
+    ------
+    FedlibError
+        With table, key, what was there and what was expected; the first few faults.
+    """
+    if pydantic is None:
+        warnings.warn("Pydantic is not installed: pages are read unchecked.", stacklevel=2)
+        return _unchecked(held, shape)
+    try:
+        return pydantic.TypeAdapter(shape).validate_json(json.dumps(held), strict=True)
+    except pydantic.ValidationError as error:
+        faults = list(dict.fromkeys(_fault(fault, held, shape) for fault in error.errors()))
+    except (TypeError, ValueError, RecursionError) as error:
+        faults = [f"{error}"]
+    more = [f"and {len(faults) - MOST} more."] * (len(faults) > MOST)
+    raise FedlibError("\n  ".join([f"{told} is not as it should be:", *faults[:MOST], *more]))
+
+
+def keys(shape: Any) -> list[str]:
+    """Return the keys that a shape knows."""
+    if is_dataclass(shape):
+        return [field.name for field in fields(shape)]
+    return list(get_type_hints(shape)) if is_typeddict(shape) else []
+
+
+def _fault(fault: dict[str, Any], held: Any, shape: Any) -> str:
+    """Return a sentence about one fault that Pydantic found."""
+    place, (key, value) = fault["loc"], (fault["loc"][-1] if fault["loc"] else "", fault["input"])
+    table = " ".join(_labels(place[:-1], held))
+    where = f"in {table}, " if table else ""
+    if fault["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        return f"{where}unknown key '{key}'.{nearest(str(key), keys(_at(place[:-1], shape)))}"
+    if fault["type"] == "missing":
+        return f"{where}'{key}' is missing."
+    given = json.dumps(value, default=str)
+    given = given if len(given) < 60 else given[:57] + "..."
+    return f"{where}'{key}' is {given}: {fault['msg'][0].lower()}{fault['msg'][1:]}."
+
+
+def _labels(place: tuple[str | int, ...], held: Any) -> Iterator[str]:
+    """Yield words for the way to a place; an item of a list goes by its own name."""
+    for step in place:
+        try:
+            held = held[step]
+        except (KeyError, IndexError, TypeError):
+            return  # a part of the shape, not of what is held
+        if isinstance(step, str):
+            yield f"[{step}]" if isinstance(held, dict | list) else step
+        else:
+            names = [held[k] for k in ("id", "run", "name") if isinstance(held, dict) and k in held]
+            yield f"'{names[0]}'" if names else f"number {step + 1}"
+
+
+def _at(place: tuple[str | int, ...], shape: Any) -> Any:
+    """Return the shape at a place: the value of a key, or of any key or item of a container."""
+    for step in place:
+        shape = get_type_hints(shape).get(step) if keys(shape) else _inner(shape)
+    return shape if keys(shape) else _inner(shape)
+
+
+def _inner(shape: Any) -> Any:
+    return next((a for a in reversed(get_args(shape)) if get_args(a) or keys(a)), None)
+
+
+def _unchecked(held: Any, shape: Any) -> Any:
+    """Return plain values in a shape, as far as that goes without a look at them."""
+    if is_dataclass(shape):
+        hints = get_type_hints(shape)
+        return shape(**{key: _unchecked(value, hints[key]) for key, value in held.items()})
+    if isinstance(held, list) and get_origin(shape) is tuple:
+        return tuple(_unchecked(value, get_args(shape)[0]) for value in held)
+    return float(held) if shape is float else held
