@@ -12,6 +12,7 @@ import typer
 import typer.core
 
 from fedlib.errors import FedlibError
+from fedlib.paths import expand
 
 
 class _ForPeople(typer.core.TyperGroup):
@@ -43,7 +44,7 @@ TF32 = "On a GPU, multiply with factors of 11 bits: faster, less exact."
 
 def _folder(path: Path | None) -> Path | None:
     """Expand ``~`` where a shell has not: in ``--out=~/runs``."""
-    return None if path is None else path.expanduser()
+    return None if path is None else expand(path, "--out")
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print a list of rows as JSON.")]

@@ -8,11 +8,12 @@ import errno
 import hashlib
 import os
 import platform
+import stat
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import filelock
 import numpy as np
@@ -61,6 +62,23 @@ def make_folder(path: Path) -> Path:
     except OSError as error:
         raise cannot_write(path, error) from error
     return path
+
+
+def open_regular(path: Path, most: int) -> BinaryIO:
+    """Open a file of somebody else's, which may be anything, for reading.
+
+    Raises
+    ------
+    OSError
+        Also for more than ``most`` bytes, and for a pipe or a device: to wait for its first byte
+        or its last one may take for ever.
+    """
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError("not a regular file")
+    if found.st_size > most:
+        raise OSError(f"{found.st_size} bytes long, at most {most} were expected")
+    return path.open("rb")
 
 
 @contextlib.contextmanager

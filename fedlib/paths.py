@@ -33,6 +33,29 @@ def data_folder() -> Path:
     raise FedlibError(f"fedlib's data folder is missing: found neither {looked}. Reinstall fedlib.")
 
 
+def expand(path: str | Path, what: str) -> Path:
+    """Return a path with the home folder in place of its ``~``.
+
+    Parameters
+    ----------
+    path
+        As it was given.
+    what
+        Who gave it, for the message.
+
+    Raises
+    ------
+    FedlibError
+        When there is no such home folder.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise FedlibError(
+            f"{what} is {path}, a home folder that is not known. Write the path in full."
+        ) from error
+
+
 def papers(file: str = "experiments.toml") -> dict[str, Path]:
     """Return every paper's folder by name: those of fedlib, then those of ``FEDLIB_PAPERS``.
 
@@ -49,9 +72,8 @@ def papers(file: str = "experiments.toml") -> dict[str, Path]:
     FedlibError
         When a folder of ``FEDLIB_PAPERS`` is not there, or two papers have one name.
     """
-    homes = [
-        Path(p).expanduser() for p in os.environ.get("FEDLIB_PAPERS", "").split(os.pathsep) if p
-    ]
+    named = os.environ.get("FEDLIB_PAPERS", "").split(os.pathsep)
+    homes = [expand(p, "FEDLIB_PAPERS") for p in named if p]
     for home in homes:
         if not home.is_dir():
             raise FedlibError(f"FEDLIB_PAPERS names {home}, which is not a folder.")

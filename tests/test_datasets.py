@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import hashlib
 import io
@@ -66,15 +67,29 @@ class Server:
             return handler.send_error(404)
         if self.mode == "wrong":
             body = b"<html>Please log in</html>"
-        handler.send_response(200)
-        if self.mode != "no-length":
-            handler.send_header("Content-Length", str(len(body)))
+        turned = self.mode == "endless redirect"
+        handler.send_response(302 if turned else 200)
+        if turned:
+            self.mode = "good"
+            handler.send_header("Location", handler.path)
+        elif self.mode not in ("no-length", "endless"):
+            length = {"huge": 10**15, "no number": "many"}.get(self.mode, len(body))
+            handler.send_header("Content-Length", str(length))
         handler.end_headers()
-        half = body[: len(body) // 2]
-        handler.wfile.write(body if self.mode in ("good", "wrong") else half)
+        if turned or self.mode == "endless":
+            return self.send_for_ever(handler, bytes(1 << 16), 0)
+        if self.mode == "trickle":
+            return self.send_for_ever(handler, b"x", 0.05)
+        whole = self.mode in ("good", "wrong", "no number")
+        handler.wfile.write(body if whole else body[: len(body) // 2])
         handler.wfile.flush()
         if self.mode == "stall":
             self.released.wait(20)
+
+    def send_for_ever(self, handler, chunk, pause):
+        with contextlib.suppress(OSError):  # until nobody listens any more
+            while not self.released.wait(pause):
+                handler.wfile.write(chunk)
 
     def close(self):
         self.released.set()
@@ -404,10 +419,16 @@ def test_missing_in_mirror_and_no_network(tiny, server, monkeypatch):
 @pytest.mark.parametrize(
     ("mode", "reason"),
     [("wrong", sha256(b"<html>Please log in</html>")), ("broken", "broke off"),
-     ("no-length", "truncated"), ("stall", "stalled")],
+     ("no-length", "truncated"), ("stall", "stalled"),
+     ("endless", "bytes or more, at most 1048832 were expected"),
+     ("huge", "too long: 1000000000000000 bytes or more"),
+     ("trickle", "too slow")],
 )  # fmt: skip
-def test_bad_servers(tiny, server, monkeypatch, mode, reason):
+def test_bad_servers(tiny, server, monkeypatch, in_time, mode, reason):
     monkeypatch.setattr(fetch, "TIMEOUT", 0.3)
+    if mode == "trickle":
+        monkeypatch.setattr(fetch, "PATIENCE", 0.3)
+        monkeypatch.setattr(fetch, "SLOWEST", 10**9)
     server.mode, server.content["/a.gz"] = mode, tiny.packed["train_x"]
     tiny.write_card(server.url)
     started = time.monotonic()
@@ -415,8 +436,59 @@ def test_bad_servers(tiny, server, monkeypatch, mode, reason):
     assert time.monotonic() - started < 5
 
 
+@pytest.mark.network
+@pytest.mark.parametrize("mode", ["no number", "endless redirect"])
+def test_odd_servers_that_send_the_file(tiny, server, in_time, mode):
+    for role, name in FILES.items():
+        server.content[f"/{name}"] = tiny.packed[role]
+    server.mode = mode
+    tiny.write_card(server.url)
+    assert len(datasets.get("tiny", progress=False)) == 4
+
+
+def put_odd(path: Path, kind: str) -> None:
+    """Put something at a path that is no file, or a file that is no data."""
+    path.unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        with path.open("wb") as file:
+            file.truncate(10**12)  # takes no room
+
+
+ODD = [("pipe", "not a regular file"), ("device", "not a regular file"),
+       ("large", "1000000000000 bytes long, at most 1048832 were expected")]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "reason"), ODD)
+def test_a_mirror_of_pipes_devices_and_huge_files(tiny, monkeypatch, in_time, kind, reason):
+    put_odd(tiny.mirror / "tiny" / "a.gz", kind)
+    use(monkeypatch, tiny.mirror)
+    check(failure(), tiny, reason, f"mirror {tiny.mirror}/tiny/a.gz")
+
+
+@pytest.mark.parametrize(("kind", "reason"), ODD)
+def test_a_cache_of_pipes_devices_and_huge_files(tiny, monkeypatch, in_time, kind, reason):
+    use(monkeypatch, tiny.mirror)
+    path = datasets.get("tiny")[0]
+    put_odd(path, kind)
+    monkeypatch.delenv("FEDLIB_MIRROR")
+    assert f"cache {path}: cannot be read ({reason}" in failure()
+    use(monkeypatch, tiny.mirror)
+    assert len(datasets.load("tiny").train_x) == 40 and path.read_bytes() == tiny.packed["train_x"]
+
+
+@pytest.mark.parametrize("variable", ["FEDLIB_DATA", "FEDLIB_MIRROR"])
+def test_home_of_nobody(tiny, monkeypatch, variable):
+    monkeypatch.setenv(variable, "~nobody-at-all/data")
+    message = failure()
+    assert f"{variable} is ~nobody-at-all/data" in message and "in full" in message
+
+
 def test_interruption_leaves_nothing(tiny, monkeypatch):
-    def interrupted(source: Path, part: Path) -> None:
+    def interrupted(source: Path, part: Path, most: int) -> None:
         part.write_bytes(b"half")
         assert len(tiny.left()) == 1
         raise KeyboardInterrupt
@@ -429,7 +501,7 @@ def test_interruption_leaves_nothing(tiny, monkeypatch):
 
 
 def test_full_disk_is_told_apart_from_a_bad_source(tiny, monkeypatch):
-    def full(source: Path, part: Path) -> None:
+    def full(source: Path, part: Path, most: int) -> None:
         part.write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
@@ -584,12 +656,43 @@ def spoilt(batches: dict[str, bytes], kind: str) -> bytes:
     ("kind", "reason"),
     [("missing", "lacks data_batch_3.bin"), ("short", "data_batch_3.bin has 27657 bytes, 30730"),
      ("counts", "10 classes of 5 were expected"), ("label", "labels 0 to 11"),
-     ("truncated", "not a complete")],
+     ("truncated", "truncated")],
 )  # fmt: skip
 def test_cifar_archive_of_wrong_structure_is_refused(cifar, tiny, kind, reason):
     cifar.put(spoilt(cifar.batches, kind))
     message = failure("cifar10")
     assert reason in message and "expected SHA-256" in message and tiny.left() == []
+
+
+def tar_headers(*declared: tuple[str, int, bytes]) -> bytes:
+    """Return an archive of headers alone: name, size and type of members without content."""
+    packed = b""
+    for name, size, kind in declared:
+        info = tarfile.TarInfo(name)
+        info.size, info.type = size, kind
+        packed += info.tobuf(tarfile.GNU_FORMAT)
+    return gzip.compress(packed)
+
+
+@pytest.mark.parametrize(
+    ("headers", "reason"),
+    [([("data_batch_1.bin", 8 << 40, tarfile.REGTYPE)], "has 8796093022208 bytes, 30730 were"),
+     ([("long name", 8 << 40, tarfile.GNUTYPE_LONGNAME)], "not a complete tar"),
+     ([("readme", -1024, tarfile.REGTYPE)], "readme has -1024 bytes"),
+     ([("long name", 0, tarfile.GNUTYPE_LONGNAME)] * 2000, "not a complete tar")],
+    ids=["member", "name", "backwards", "names of names"],
+)  # fmt: skip
+def test_cifar_archive_that_declares_what_it_has_not(cifar, tiny, in_time, headers, reason):
+    cifar.put(tar_headers(*headers))
+    assert reason in failure("cifar10") and tiny.left() == []
+
+
+def test_cifar_archive_that_goes_on_is_cut(cifar, tiny, in_time, monkeypatch):
+    batches = cifar.batches | {"other.bin": bytes(20 << 20)}
+    cifar.card(size=("decoded_bytes = 184380000", "decoded_bytes = 184380"))
+    cifar.put(cifar_archive(batches))
+    assert f"more than {184380 + fetch.SLACK} decoded bytes" in failure("cifar10")
+    assert tiny.left() == []
 
 
 # --- the real thing -------------------------------------------------------------------------------

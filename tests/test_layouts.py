@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -194,6 +196,23 @@ def refused(load, folder, *parts):
         assert part in str(caught.value)
 
 
+def test_mimic_odd_files_are_named(mimic, in_time):
+    listed, stay = mimic / "train" / "listfile.csv", mimic / "train" / "a.csv"
+    write(stay, [HEADER, row(1, Glucose="1" * 200_000)])
+    refused(layouts.load_mimic, mimic, "a.csv cannot be read (field larger", "that listfile.csv")
+    stay.unlink()
+    os.mkfifo(stay)
+    refused(layouts.load_mimic, mimic, "a.csv cannot be read (not a regular file)")
+    for rows in (["y_true", "stay"], [1]), (["stay", "y_true"], ["", 1]):
+        write(listed, rows)
+        refused(layouts.load_mimic, mimic, "listfile.csv: the row", "names no stay")
+    write(listed, [["stay", "y_true"], ["a\0.csv", 1]])
+    refused(layouts.load_mimic, mimic, "a\0.csv cannot be read")
+    with listed.open("wb") as file:
+        file.truncate(10**12)
+    refused(layouts.load_mimic, mimic, "listfile.csv cannot be read (1000000000000 bytes long")
+
+
 def test_mimic_faults_are_named(mimic, tmp_path):
     refused(layouts.load_mimic, tmp_path / "nowhere", "no folder", "nowhere")
     listed = mimic / "train" / "listfile.csv"
@@ -267,6 +286,16 @@ def test_modelnet_names_of_shaded_renders_are_read(modelnet):
         path.rename(path.with_name(f"{stem}.obj.shaded_v{view}.png"))
     data = layouts.load_modelnet(modelnet, size=4, progress=False)
     assert data.train_x.shape == (3, 12, 4, 4)
+
+
+def test_modelnet_odd_images_are_named(modelnet, in_time):
+    image = modelnet / "cup" / "train" / "cup_0001_005.png"
+    Image.new("1", (20_000, 10_000)).save(image)  # 25 kB
+    refused(layouts.load_modelnet, modelnet, "cup_0001_005.png cannot be read", "200000000 pixels")
+    image.unlink()
+    image.symlink_to("/dev/zero")
+    refused(layouts.load_modelnet, modelnet, "cup_0001_005.png cannot be read (not a regular file)")
+    refused(layouts.load_modelnet, Path("~nobody-at-all"), "~nobody-at-all", "in full")
 
 
 def test_modelnet_faults_are_named(modelnet, tmp_path):

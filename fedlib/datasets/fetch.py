@@ -3,7 +3,8 @@
 A file is looked for in the cache (``FEDLIB_DATA``, by default the user's cache folder), then in
 the mirror (``FEDLIB_MIRROR``, a folder or a URL laid out as ``NAME/FILE``), then at the canonical
 addresses. It is moved into the cache only after its decoded content has been checked, so the
-cache never holds half a file. A card with a ``[generator]`` table is made in memory instead, see
+cache never holds half a file. The sizes on its card bound what is read, kept and waited for,
+whatever a source sends. A card with a ``[generator]`` table is made in memory instead, see
 `fedlib.datasets.generators`; a set that only its owner may hand out is read from a folder, see
 `fedlib.datasets.layouts`.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import io
 import math
 import os
 import secrets
@@ -21,20 +23,28 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from fedlib.datasets.cards import Card, DataFile, all_cards, card
 from fedlib.datasets.generators import generate
 from fedlib.errors import FedlibError
+from fedlib.files import open_regular
+from fedlib.paths import expand
 
 TIMEOUT = 30.0
 """Seconds without a byte after which a server counts as stalled."""
 
+PATIENCE, SLOWEST = 120.0, 20_000
+"""A file may take PATIENCE seconds, and one more for each SLOWEST bytes that it may have."""
+
+SLACK = 1 << 20
+"""Bytes by which a file may be longer than its content: room for the frames of gzip and tar."""
+
 _GZIP_MAGIC = b"\x1f\x8b"
 
-_CHUNK = 1 << 20
+_CHUNK = 1 << 16
 
 _STALE = 24 * 3600
 
@@ -54,13 +64,12 @@ class _Unusable(Exception):
 
 def cache_folder() -> Path:
     """Return the folder that holds verified downloads: ``FEDLIB_DATA`` or the user's cache."""
-    chosen = os.environ.get("FEDLIB_DATA")
-    if chosen:
-        return Path(chosen).expanduser().absolute()
+    if os.environ.get("FEDLIB_DATA"):
+        return _named("FEDLIB_DATA")
     try:
         import pooch
     except ImportError:  # a machine for computing may lack what is for fetching
-        return Path("~/.cache/fedlib").expanduser()
+        return expand("~/.cache/fedlib", "The cache, FEDLIB_DATA,")
     return Path(pooch.os_cache("fedlib"))
 
 
@@ -125,12 +134,16 @@ def verify(name: str | None = None) -> list[dict[str, Any]]:
     return rows + [_verify_folder(each) for each in chosen if each.folder]
 
 
+def _named(variable: str) -> Path:
+    return expand(os.environ[variable], variable).absolute()
+
+
 def _placed(card: Card) -> Path | None:
     """Return the folder of a set in the cache or a mirror folder, or None."""
     mirror = os.environ.get("FEDLIB_MIRROR", "")
     roots = [cache_folder()]
     if mirror and not mirror.startswith(("http://", "https://")):
-        roots.append(Path(mirror).expanduser().absolute())
+        roots.append(_named("FEDLIB_MIRROR"))
     return next((root / card.name for root in roots if (root / card.name).is_dir()), None)
 
 
@@ -181,15 +194,22 @@ def _sources(
     card: Card, file: DataFile, progress: bool
 ) -> Iterator[tuple[str, Callable[[Path], None], bool]]:
     """Yield (label, fetch(part), canonical) in the order in which to try them."""
+    most = _most(file)
     mirror = os.environ.get("FEDLIB_MIRROR")
     if mirror and mirror.startswith(("http://", "https://")):
         url = f"{mirror.rstrip('/')}/{card.name}/{file.name}"
-        yield f"mirror {url}", lambda part: _download(url, part, progress), False
+        yield f"mirror {url}", lambda part: _download(url, part, most, progress), False
     elif mirror:
-        source = Path(mirror).expanduser().absolute() / card.name / file.name
-        yield f"mirror {source}", lambda part: _copy(source, part), False
+        source = _named("FEDLIB_MIRROR") / card.name / file.name
+        yield f"mirror {source}", lambda part: _copy(source, part, most), False
     for address in file.urls:
-        yield address, lambda part, url=address: _download(url, part, progress), True
+        yield address, lambda part, url=address: _download(url, part, most, progress), True
+
+
+def _most(file: DataFile) -> int:
+    """Return how long a file may be, packed or not."""
+    # Not packed_bytes: a mirror may pack the same content otherwise, or not at all.
+    return file.decoded_bytes + SLACK
 
 
 def _install(
@@ -220,38 +240,57 @@ def _make_folder(folder: Path) -> None:
         raise _cannot_write(folder, PermissionError("permission denied"))
 
 
-def _copy(source: Path, part: Path) -> None:
-    try:
-        reader = source.open("rb")
-    except OSError as error:
-        raise _Unusable(_reason(error)) from error
-    with reader, part.open("wb") as writer:
-        while chunk := _read(reader, _CHUNK):
-            writer.write(chunk)
+def _copy(source: Path, part: Path, most: int) -> None:
+    with _open(source, most) as reader:
+        _pour(lambda size: _read(reader, size), part, most)
 
 
-def _download(url: str, part: Path, progress: bool) -> None:
+def _download(url: str, part: Path, most: int, progress: bool) -> None:
     try:
-        import pooch
         import requests
+        import urllib3
     except ImportError as error:
         raise _Unusable(f"{error.name} is not installed, so nothing can be downloaded") from error
     from tqdm import tqdm
 
-    # pooch asks whether the bar is true, which needs a total, and then sets the real one.
-    name = url.rsplit("/", 1)[-1]
-    bar = tqdm(desc=name, total=1, unit="B", unit_scale=True, leave=False, disable=not progress)
-    download = pooch.HTTPDownloader(
-        progressbar=bar,
-        chunk_size=1 << 16,
-        timeout=TIMEOUT,
-        headers={"Accept-Encoding": "identity"},
-    )
-    with bar:
-        try:
-            download(url, str(part), None)
-        except requests.RequestException as error:
-            raise _Unusable(_network_reason(error)) from error
+    asked = {"headers": {"Accept-Encoding": "identity"}, "hooks": {"response": _leave_unread}}
+    shown = {"unit": "B", "unit_scale": True, "leave": False, "disable": not progress}
+    try:
+        with requests.get(url, stream=True, timeout=TIMEOUT, **asked) as answer:
+            answer.raise_for_status()
+            length = answer.raw.length_remaining  # None when the server did not say it
+            if length and length > most:
+                raise _too_long(length, most)
+            with tqdm(desc=url.rsplit("/", 1)[-1], total=length, **shown) as bar:
+                _pour(answer.raw.read1, part, most, bar.update)
+    except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
+        raise _Unusable(_network_reason(error)) from error
+
+
+def _leave_unread(answer: Any, **_: Any) -> None:
+    """Close what redirects elsewhere: requests would read its body to the end."""
+    if answer.is_redirect:
+        answer.close()
+
+
+def _pour(
+    read: Callable[[int], bytes],
+    part: Path,
+    most: int,
+    tell: Callable[[int], Any] = lambda count: None,
+) -> None:
+    """Write what a source gives to a file, within bounds of length and of time."""
+    allowed = PATIENCE + most / SLOWEST
+    late, count = time.monotonic() + allowed, 0
+    with part.open("wb") as writer:
+        while chunk := read(_CHUNK):
+            count += len(chunk)
+            if count > most:
+                raise _too_long(count, most)
+            if time.monotonic() > late:
+                raise _Unusable(f"too slow: {count} bytes came in {allowed:.0f} seconds")
+            writer.write(chunk)
+            tell(len(chunk))
 
 
 def _decode(card: Card, file: DataFile, path: Path, canonical: bool = False) -> Payload:
@@ -262,20 +301,21 @@ def _decode(card: Card, file: DataFile, path: Path, canonical: bool = False) -> 
     """
     if file.members:
         return _decode_archive(card, file, path, canonical)
-    data, complaint = _gunzip(path, limit=file.decoded_bytes)
+    data, complaint = _gunzip(path, file)
     found = hashlib.sha256(data).hexdigest()
     if complaint or found != file.sha256:
         raise _wrong_hash(complaint or "wrong decoded content", file.sha256, found)
     return Payload({file.name: data}, {file.name: found}, "canonical")
 
 
-def _gunzip(path: Path, limit: int) -> tuple[bytes, str]:
-    """Return the decoded content, at most one byte past ``limit``, and a complaint or "".
+def _gunzip(path: Path, file: DataFile) -> tuple[bytes, str]:
+    """Return the decoded content, at most one byte more than there may be, and a complaint or "".
 
     A file that is not gzip is returned as it is: some servers decode what they send.
     """
+    limit = _most(file) if file.members else file.decoded_bytes
     data = bytearray()
-    with _open(path) as raw:
+    with _open(path, _most(file)) as raw:
         packed = _read(raw, len(_GZIP_MAGIC)) == _GZIP_MAGIC
         raw.seek(0)
         stream = gzip.GzipFile(fileobj=raw) if packed else raw
@@ -283,19 +323,19 @@ def _gunzip(path: Path, limit: int) -> tuple[bytes, str]:
             while len(data) <= limit and (chunk := stream.read1(limit + 1 - len(data))):
                 data += chunk
         except (EOFError, zlib.error, OSError):
-            return bytes(data), f"truncated or damaged: {len(data)} of {limit} decoded bytes"
+            return bytes(data), f"truncated or damaged after {len(data)} decoded bytes"
     if len(data) > limit:
         return bytes(data), f"too long: more than {limit} decoded bytes"
     return bytes(data), ""
 
 
 def _decode_archive(card: Card, file: DataFile, path: Path, canonical: bool) -> Payload:
-    found = _file_sha256(path)
+    found = _file_sha256(path, _most(file))
     if canonical and found != file.archive_sha256:
         raise _wrong_hash("wrong archive", file.archive_sha256, found)
     try:
-        parts = _untar(file, path)
-        _check_structure(card, file, parts)
+        parts = _untar(card, file, path)
+        _check_classes(card, file, parts)
     except _Unusable as problem:
         raise _wrong_hash(str(problem), file.archive_sha256, found) from problem
     hashes = {name: hashlib.sha256(data).hexdigest() for name, data in parts.items()}
@@ -306,31 +346,40 @@ def _decode_archive(card: Card, file: DataFile, path: Path, canonical: bool) -> 
     return Payload(parts, hashes, fidelity)
 
 
-def _untar(file: DataFile, path: Path) -> dict[str, bytes]:
+def _splits(card: Card, file: DataFile) -> dict[str, tuple[tuple[str, ...], int]]:
+    return {"training": (file.train_members, card.train), "test": (file.test_members, card.test)}
+
+
+def _untar(card: Card, file: DataFile, path: Path) -> dict[str, bytes]:
+    """Return the members of an archive, each as long as its share of the card's rows."""
+    splits, row = _splits(card, file).values(), 1 + math.prod(card.shape)
+    sizes = {name: rows // len(names) * row for names, rows in splits for name in names}
+    content, complaint = _gunzip(path, file)
+    if complaint:
+        raise _Unusable(complaint)
     parts = {}
-    with _open(path) as stream:
-        try:
-            with tarfile.open(fileobj=stream, mode="r:gz") as archive:
-                for member in archive:
-                    name = member.name.rsplit("/", 1)[-1]
-                    if name in file.members and member.isfile():
-                        parts[name] = archive.extractfile(member).read()
-        except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
-            raise _Unusable(f"not a complete gzipped tar archive ({error})") from error
-    if missing := [name for name in file.members if name not in parts]:
+    try:
+        with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as archive:
+            for member in archive:
+                name = member.name.rsplit("/", 1)[-1]
+                if member.size < 0:  # some versions of tarfile would go back, and round for ever
+                    raise tarfile.ReadError(f"{name} has {member.size} bytes")
+                if name not in sizes or not member.isfile():
+                    continue
+                if member.size != sizes[name]:
+                    raise _Unusable(f"{name} has {member.size} bytes, {sizes[name]} were expected")
+                parts[name] = archive.extractfile(member).read()
+    except (tarfile.TarError, OSError, ValueError, OverflowError, RecursionError) as error:
+        raise _Unusable(f"not a complete tar archive ({error})") from error
+    if missing := [name for name in sizes if name not in parts]:
         raise _Unusable(f"the archive lacks {', '.join(missing)}")
-    return {name: parts[name] for name in file.members}
+    return {name: parts[name] for name in sizes}
 
 
-def _check_structure(card: Card, file: DataFile, parts: dict[str, bytes]) -> None:
-    """Check sizes and class counts: every class equally often in each part of the split."""
+def _check_classes(card: Card, file: DataFile, parts: dict[str, bytes]) -> None:
+    """Check that every class comes equally often in each part of the split."""
     row = 1 + math.prod(card.shape)
-    splits = {"training": (file.train_members, card.train), "test": (file.test_members, card.test)}
-    for split, (members, rows) in splits.items():
-        expected = rows // len(members) * row
-        for name in members:
-            if len(parts[name]) != expected:
-                raise _Unusable(f"{name} has {len(parts[name])} bytes, {expected} were expected")
+    for split, (members, rows) in _splits(card, file).items():
         labels = np.concatenate([_rows(parts[name], row)[:, 0] for name in members])
         counts = np.bincount(labels, minlength=len(card.classes)).tolist()
         if counts != [rows // len(card.classes)] * len(card.classes):
@@ -354,9 +403,9 @@ def _verify_file(card: Card, file: DataFile) -> dict[str, Any]:
     return row | {"state": "ok", "fidelity": payload.fidelity, "bytes": size}
 
 
-def _open(path: Path):
+def _open(path: Path, most: int) -> BinaryIO:
     try:
-        return path.open("rb")
+        return open_regular(path, most)
     except OSError as error:
         raise _Unusable(_reason(error)) from error
 
@@ -368,9 +417,9 @@ def _read(stream, size: int) -> bytes:
         raise _Unusable(_reason(error)) from error
 
 
-def _file_sha256(path: Path) -> str:
+def _file_sha256(path: Path, most: int) -> str:
     digest = hashlib.sha256()
-    with _open(path) as stream:
+    with _open(path, most) as stream:
         while chunk := _read(stream, _CHUNK):
             digest.update(chunk)
     return digest.hexdigest()
@@ -413,16 +462,21 @@ def _reason(error: OSError) -> str:
 
 def _network_reason(error: Exception) -> str:
     import requests
+    import urllib3
 
     if isinstance(error, requests.HTTPError) and error.response is not None:
         return f"the server answered {error.response.status_code} {error.response.reason}".rstrip()
     if isinstance(error, requests.Timeout) or "timed out" in str(error).lower():
         return f"the server stalled: nothing came for {TIMEOUT:g} seconds"
-    if isinstance(error, requests.exceptions.ChunkedEncodingError):
+    if isinstance(error, urllib3.exceptions.ProtocolError):
         return "the server broke off before the end of the file"
     if isinstance(error, requests.ConnectionError):
         return "no connection"
     return f"cannot be downloaded ({type(error).__name__})"
+
+
+def _too_long(size: int, most: int) -> _Unusable:
+    return _Unusable(f"too long: {size} bytes or more, at most {most} were expected")
 
 
 def _wrong_hash(problem: str, expected: str | None, found: str) -> _Unusable:

@@ -20,6 +20,11 @@ import numpy as np
 
 from fedlib.datasets.cards import Card, Dataset, card
 from fedlib.errors import FedlibError
+from fedlib.files import open_regular
+from fedlib.paths import expand
+
+LARGEST = 1 << 25
+"""Bytes that a file may have: more than any list, stay or view."""
 
 HOURS = 48
 """Length of a stay that is read, in hours; one step an hour."""
@@ -244,6 +249,8 @@ def _stays(root: Path, split: str, progress: bool) -> tuple[np.ndarray, np.ndarr
     stays, labels = [], []
     for row in tqdm(rows, desc=f"{split} stays", leave=False, disable=not progress):
         entry = dict(zip(header, row, strict=False))
+        if not entry.get("stay"):
+            raise FedlibError(f"{listed}: the row {row} names no stay; a csv file was expected.")
         if entry.get("y_true") not in ("0", "1"):
             raise FedlibError(f"{listed}: y_true is {entry.get('y_true')!r}; 0 or 1 was expected.")
         path = folder / entry["stay"]
@@ -256,12 +263,11 @@ def _stays(root: Path, split: str, progress: bool) -> tuple[np.ndarray, np.ndarr
 def _csv(path: Path, digest: Any, what: str) -> tuple[list[str], list[list[str]]]:
     """Return header and rows as text: 'None' is a category here, not a missing value."""
     try:
-        content = path.read_bytes()
-        lines = content.decode("utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        content = _content(path)
+        header, *rows = list(csv.reader(content.decode("utf-8").splitlines())) or [[]]
+    except (OSError, ValueError, csv.Error) as error:
         raise _unreadable(path, what, error) from error
     digest.update(content)
-    header, *rows = list(csv.reader(lines)) or [[]]
     return header, [row for row in rows if row]
 
 
@@ -378,10 +384,10 @@ def _grey(path: Path, size: int, digest: Any) -> np.ndarray:
     from PIL import Image
 
     try:
-        content = path.read_bytes()
-        with Image.open(BytesIO(content)) as image:
+        content = _content(path)
+        with Image.open(BytesIO(content), formats=("PNG", "JPEG")) as image:
             grey = image.convert("L").resize((size, size), Image.Resampling.BOX)
-    except (OSError, ValueError, SyntaxError) as error:
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise _unreadable(path, "an image of a view", error) from error
     digest.update("/".join(path.parts[-3:]).encode() + content)
     return np.asarray(grey)
@@ -422,8 +428,13 @@ def _dataset(
     )
 
 
+def _content(path: Path) -> bytes:
+    with open_regular(path, LARGEST) as file:
+        return file.read()
+
+
 def _existing(folder: Path, what: str) -> Path:
-    folder = folder.expanduser()
+    folder = expand(folder, "The folder")
     if not folder.is_dir():
         raise FedlibError(f"There is no folder {folder}; it should be {what}.")
     return folder
