@@ -50,6 +50,9 @@ STATE = """(() => {
       m.getAttribute("data-mjx-error") || m.textContent.slice(0, 80)),
     ink: getComputedStyle(article || document.body).color,
     paper: getComputedStyle(document.body).backgroundColor,
+    letters: [document.body, ...document.querySelectorAll("pre")].every(e =>
+      /^"Plex (Sans|Mono)"/.test(getComputedStyle(e).fontFamily)) &&
+      [...document.fonts].some(f => f.family.includes("Plex Sans") && f.status === "loaded"),
   };
 })()"""
 
@@ -231,6 +234,11 @@ def test_images_load_and_are_described(page, visits):
     for seen in of(visits, page):
         assert seen.state["bare"] == [], "images without alternative text"
         assert seen.state["broken"] == [], "images that do not load"
+
+
+@every_page
+def test_letters_come_with_the_book(page, visits):
+    assert all(seen.state["letters"] for seen in of(visits, page))
 
 
 @every_page
