@@ -1,4 +1,4 @@
-"""The command line: list, run, join, claims, stale, check, bench, gpu, data."""
+"""The command line: list, run, join, claims, stale, check, bench, gpu, batch, data."""
 
 from __future__ import annotations
 
@@ -38,6 +38,8 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="Data sets: what there is, download, verify.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
+batch_app = typer.Typer(help="Many runs: start, status, collect, plot.", no_args_is_help=True)
+app.add_typer(batch_app, name="batch")
 
 TF32 = "On a GPU, multiply with factors of 11 bits: faster, less exact."
 
@@ -47,6 +49,10 @@ def _folder(path: Path | None) -> Path | None:
     return None if path is None else expand(path, "--out")
 
 
+Changes = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="NAME=VALUE for a setting, or RUN.NAME=VALUE; several times."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print a list of rows as JSON.")]
 
 
@@ -109,15 +115,27 @@ def run(
     replace: Annotated[
         bool, typer.Option("--replace", help="Overwrite a record with other seeds or settings.")
     ] = False,
+    changes: Changes = None,
 ) -> None:
     """Run an experiment and store its record. Interrupted, it goes on when started again."""
+    from fedlib.batch.grid import values
     from fedlib.evidence import experiments, records
 
     which, device = _seeds(seeds), experiments.choose_device(device)
     if took := records.took(paper, experiment, profile):
         typer.echo(f"The stored record took {took}.", err=True)
     record = experiments.run(
-        paper, experiment, profile, which, device, out, True, tf32, None, replace
+        paper,
+        experiment,
+        profile,
+        which,
+        device,
+        out,
+        True,
+        tf32,
+        None,
+        replace,
+        values(changes or []),
     )
     for name, where in record.manifest["diverged"].items():
         seeds = ", ".join(f"seed {seed} by round {t}" for seed, t in where.items())
@@ -256,6 +274,97 @@ def gpu(
     from fedlib import gpu as whole
 
     whole.run(minutes, out, device, profile, tf32, typer.echo)
+
+
+Folder = Annotated[Path, typer.Argument(callback=_folder, help="The folder of the batch.")]
+
+
+@batch_app.command("run")
+def batch_run(
+    grid: Annotated[Path, typer.Argument(help="A TOML file: what is the same, and axes.")],
+    out: Annotated[Path, typer.Option(callback=_folder, help="Folder for everything.")],
+    workers: Annotated[int, typer.Option(min=1, help="Processes side by side.")] = 1,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of each.")] = 1,
+    ray: Annotated[
+        str | None, typer.Option(help="Address of a Ray cluster, or auto; instead of --workers.")
+    ] = None,
+    shard: Annotated[str, typer.Option(help="i/n: only every n-th unit, from the i-th.")] = "1/1",
+    retry: Annotated[bool, typer.Option("--retry", help="Run failed jobs again.")] = False,
+    changes: Changes = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would be run together, and stop.")
+    ] = False,
+) -> None:
+    """Run the jobs of a grid that are not finished. Interrupted, it goes on when started again.
+
+    Exits 1 when a job has failed.
+    """
+    from fedlib import batch
+    from fedlib.batch.grid import values
+    from fedlib.batch.units import describe, plan
+    from fedlib.batch.units import shard as part_of
+
+    given = values(changes or [])
+    if dry_run:
+        _print(describe(part_of(plan(batch.read(grid, given), workers), shard)), False)
+        return
+    table = batch.run(grid, out, workers, threads, ray, shard, retry, given, sys.stderr.isatty())
+    _told(table)
+    typer.echo(f"Wrote {out / 'jobs.csv'}")
+    if (table["status"] == "failed").any():
+        raise typer.Exit(1)
+
+
+def _told(table: Any) -> None:
+    """Print a table of jobs, and the counts."""
+    shown = table.astype(object).where(table.notna(), "")
+    shown["headline"] = [f"{v:.5g}" if isinstance(v, float) else v for v in shown["headline"]]
+    rows = shown.to_dict("records")
+    _print(rows, False, [c for c in shown if c != "why" or any(row["why"] for row in rows)])
+    counts = table["status"].value_counts()
+    typer.echo(", ".join(f"{count} {status}" for status, count in counts.items()))
+
+
+@batch_app.command("status")
+def batch_status(folder: Folder, as_json: Json = False) -> None:
+    """Show every job: its values, whether it is done, how long it took, its headline."""
+    from fedlib import batch
+
+    table = batch.status(folder)
+    if as_json:
+        _print(json.loads(table.to_json(orient="records")), True)
+    else:
+        _told(table)
+
+
+@batch_app.command("collect")
+def batch_collect(folder: Folder) -> None:
+    """Put the rows of all finished jobs into one table, manifests beside it."""
+    from fedlib import batch
+
+    typer.echo(f"Wrote {batch.collect(folder)}")
+
+
+@batch_app.command("plot")
+def batch_plot(
+    folder: Folder,
+    x: Annotated[str | None, typer.Option(help="The axis below. Default: the first.")] = None,
+    by: Annotated[str | None, typer.Option(help="A line for each value of this axis.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(callback=_folder, help="The picture; default in the folder.")
+    ] = None,
+) -> None:
+    """Draw the headline over one or two axes of the grid."""
+    from fedlib import batch
+    from fedlib.show import plotting
+
+    plotting.use()
+    figure, target = batch.plot(folder, x, by), out or folder / "headline.svg"
+    try:
+        figure.savefig(target)
+    except (OSError, ValueError) as error:
+        raise FedlibError(f"Cannot draw {target}: {error}.") from error
+    typer.echo(f"Wrote {target}")
 
 
 @data_app.command("list")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NotRequired, get_args
 
@@ -125,7 +125,39 @@ def settings(paper: str, experiment: str, profile: str) -> dict[str, Any]:
     return {k: v for layer in layers for k, v in layer.items()}
 
 
-def check(paper: str, experiment: str, profile: str) -> None:
+def change(s: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings with other values for some of them.
+
+    Parameters
+    ----------
+    s
+        Resolved settings, see :func:`settings`.
+    changes
+        Values by the name of a setting, which changes it in every run that has it; or by
+        ``RUN.SETTING``, in that run alone.
+
+    Raises
+    ------
+    FedlibError
+        For a run that is not there, with the valid names.
+    """
+    s = {**s, "runs": [dict(run) for run in s["runs"]]} if "runs" in s else dict(s)
+    for key, value in changes.items():
+        run, _, name = key.rpartition(".")
+        runs = [held for held in s.get("runs", []) if held["run"] == run or not run]
+        if run and not runs:
+            raise unknown("run", run, [held["run"] for held in s.get("runs", [])])
+        inside = [held for held in runs if run or name in held]
+        for held in inside:
+            held[name] = value
+        if not run and (name in s or not inside):
+            s[name] = value
+    return s
+
+
+def check(
+    paper: str, experiment: str, profile: str, changes: Mapping[str, Any] | None = None
+) -> None:
     """Check an experiment's settings against those that its study reads, and their types.
 
     A study whose job names no type of settings is not checked.
@@ -135,7 +167,7 @@ def check(paper: str, experiment: str, profile: str) -> None:
     FedlibError
         With the table, the key, what was there and what was expected.
     """
-    s, table = settings(paper, experiment, profile), _table(paper)
+    s, table = change(settings(paper, experiment, profile), changes or {}), _table(paper)
     told, entry = f"{paths.paper_folder(paper) / 'experiments.toml'}", table[experiment]
     shapes = _shapes(s)
     if None in shapes:
@@ -148,6 +180,7 @@ def check(paper: str, experiment: str, profile: str) -> None:
         union = {key for shapes in every for key in _keys(shapes)}
         _only(union, table["common"], told, "common")
         _only(union, table["profiles"].get(profile, {}), told, f"profiles.{profile}")
+    _only(known, {key.rpartition(".")[2]: key for key in changes or {}}, told, "changes")
     found: set[str] = set()
     for run in s.get("runs") or [{}]:
         name = f", run '{run.get('run', '')}'" * bool(run)

@@ -8,7 +8,7 @@ import platform
 import shutil
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,7 @@ def run(
     tf32: bool = False,
     until: float | None = None,
     replace: bool = False,
+    changes: Mapping[str, Any] | None = None,
 ) -> Record:
     """Run an experiment and store its record.
 
@@ -78,6 +79,8 @@ def run(
         When to stop, by ``time.monotonic()``.
     replace
         Let the new record take the place of one with other seeds or settings.
+    changes
+        Other values for some settings, see :func:`fedlib.evidence.catalogue.change`.
 
     Returns
     -------
@@ -92,9 +95,9 @@ def run(
     OutOfTime
         When the time is over first. The same call goes on from there.
     """
-    s = settings(paper, experiment, profile)
-    catalogue.check(paper, experiment, profile)
-    chosen = _seeds(s, seeds)
+    s = catalogue.change(settings(paper, experiment, profile), changes or {})
+    catalogue.check(paper, experiment, profile, changes)
+    chosen = choose_seeds(s, seeds)
     place = choose_device(device)
     home = files.make_folder(records.folder(paper, out))
     tuned = _tuning(paper, s, profile, out)
@@ -163,8 +166,14 @@ def _seconds(folder: Path) -> float:
     return float(kept.read_text()) if kept.exists() else 0.0
 
 
-def _seeds(s: dict[str, Any], seeds: int | Sequence[int] | None) -> tuple[int, ...]:
-    """Return the seeds to run, which are those of tuning for a tuning experiment and no other."""
+def choose_seeds(s: dict[str, Any], seeds: int | Sequence[int] | None) -> tuple[int, ...]:
+    """Return the seeds to run, which are those of tuning for a tuning experiment and no other.
+
+    Raises
+    ------
+    FedlibError
+        For none, for one given twice or below zero, and for one that is kept for the other use.
+    """
     tunes, asked = "tunes" in s, s["seeds"] if seeds is None else seeds
     if tunes and isinstance(asked, int):
         asked = tuning.SEEDS[:asked]

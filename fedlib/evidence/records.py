@@ -54,6 +54,7 @@ class Manifest(Page):
     tf32: NotRequired[bool]
     convolutions: NotRequired[dict[str, Any]]
     joined: NotRequired[list[str]]  # the rows of the records it was joined from
+    beside: NotRequired[list[str]]  # the jobs of a batch that were rows of the same run
     code: dict[str, str]  # see fedlib.evidence.freshness
     cards: dict[str, str]
     small: str | None

@@ -1,0 +1,217 @@
+"""Running a batch: over processes of this machine, or over a Ray cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from tqdm.auto import tqdm
+
+from fedlib import files
+from fedlib.batch import grid as grids
+from fedlib.batch import store, work
+from fedlib.batch.units import Unit, plan
+from fedlib.batch.units import shard as part_of
+from fedlib.errors import FedlibError
+
+Finished = Iterator[dict[str, str]]
+
+
+def run(
+    grid: str | Path | Mapping[str, Any],
+    out: str | Path,
+    workers: int = 1,
+    threads: int = 1,
+    ray: str | None = None,
+    shard: str = "1/1",
+    retry: bool = False,
+    changes: Mapping[str, Any] | None = None,
+    progress: bool = True,
+) -> pd.DataFrame:
+    """Run the jobs of a grid that are not finished, and return a table of all.
+
+    Interrupted, or its machine lost, it goes on when called again on the same folder.
+
+    Parameters
+    ----------
+    grid
+        A TOML file or what one would hold, see :class:`fedlib.batch.grid.Grid`.
+    out
+        Folder for everything.
+    workers
+        Processes side by side.
+    threads
+        Threads of each.
+    ray
+        Address of a Ray cluster, ``"auto"`` for the one this machine belongs to. It takes the place
+        of ``workers``; ``threads`` is then the number of cores that a unit asks for.
+    shard
+        ``"i/n"``: only every n-th unit, from the i-th, for schedulers.
+    retry
+        Run failed jobs again.
+    changes
+        Values that are the same for all jobs, beside those of the grid.
+    progress
+        Show a bar with counts.
+
+    Returns
+    -------
+    pandas.DataFrame
+        See :func:`fedlib.batch.store.status`.
+
+    Raises
+    ------
+    FedlibError
+        For a grid that cannot be run, a folder that cannot be written, or one in which the same
+        batch is under way.
+    """
+    if workers < 1 or threads < 1:
+        raise FedlibError(f"At least one worker and one thread; got {workers} and {threads}.")
+    jobs = grids.read(grid, changes)
+    folder = files.make_folder(Path(out).expanduser())
+    todo = part_of(plan(jobs, workers), shard)
+    lock = folder / f".{shard.replace('/', '-of-')}.lock"
+    with files.only_one(lock, f"A batch, shard {shard},"):
+        store.keep(folder, jobs)
+        left = [part for unit in todo if (part := _left(unit, folder, retry))]
+        found: Finished = iter(())
+        if left and ray:
+            found = _cluster(left, folder, ray, threads)
+        elif left:
+            found = _processes(left, folder, workers, threads)
+        counts = Counter()
+        total = sum(len(unit.jobs) for unit in left)
+        with tqdm(total=total, disable=not progress, unit="job", desc="batch") as bar:
+            for told in found:
+                counts.update(told.values())
+                bar.set_postfix(counts)
+                bar.update(len(told))
+    return store.status(folder)
+
+
+def _left(unit: Unit, folder: Path, retry: bool) -> Unit | None:
+    """Return what of a unit is to be run; None for nothing."""
+    again = (work.WAITING, work.FAILED) if retry else (work.WAITING,)
+    jobs = tuple(job for job in unit.jobs if work.state(folder, job)["status"] in again)
+    return Unit(jobs) if jobs else None
+
+
+# ------------------------------------------------------------------ this machine
+
+
+def _processes(units: Sequence[Unit], folder: Path, workers: int, threads: int) -> Finished:
+    """Spread units over processes. One that dies takes its unit with it, and nothing else."""
+    import multiprocessing
+
+    from pebble import ProcessExpired, ProcessPool
+
+    few = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+    with _environment(few):
+        pool = ProcessPool(
+            min(workers, len(units)), initializer=_begin, initargs=[threads],
+            context=multiprocessing.get_context("spawn"),
+        )  # fmt: skip
+        try:
+            waiting = {pool.schedule(_alone, args=[unit, folder]): unit for unit in units}
+            for future in _as_they_come(waiting):
+                unit = waiting[future]
+                try:
+                    yield future.result()
+                except ProcessExpired as error:
+                    yield work.fail(unit, folder, f"Its process ended: {_ending(error.exitcode)}.")
+            pool.close()
+        finally:
+            pool.stop()
+            pool.join()
+
+
+@contextlib.contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Set variables that children inherit."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+def _begin(threads: int) -> None:
+    """Prepare a worker: Ctrl-C is its parent's business."""
+    import torch
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(threads)
+
+
+def _alone(unit: Unit, folder: Path) -> dict[str, str]:
+    """Carry out a unit, unless another process on the same folder is at it."""
+    home = files.make_folder(folder / "units")
+    with files.only_one(home / f".{unit.id}.lock", f"Unit {unit.id}"):
+        return work.carry_out(unit, folder)
+
+
+def _as_they_come(futures: Mapping[Future, Any]) -> Iterator[Future]:
+    left = set(futures)
+    while left:
+        done, left = wait(left, return_when=FIRST_COMPLETED)
+        yield from done
+
+
+def _ending(code: int) -> str:
+    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+
+# ------------------------------------------------------------------ a cluster
+
+
+def _cluster(units: Sequence[Unit], folder: Path, address: str, threads: int) -> Finished:
+    """Spread units over a Ray cluster. The nodes need fedlib and the data, and no common disk."""
+    try:
+        import ray
+    except ImportError as error:
+        raise FedlibError("--ray needs Ray: pip install 'fedlib[ray]'.") from error
+    ray.init(address=address, logging_level="ERROR", log_to_driver=False, ignore_reinit_error=True)
+    try:
+        # A unit whose node is lost is begun anew on another.
+        remote = ray.remote(num_cpus=threads, max_retries=-1)(_elsewhere)
+        waiting = {remote.remote(unit, threads): unit for unit in units}
+        while waiting:
+            (done,), _ = ray.wait(list(waiting), num_returns=1)
+            unit = waiting.pop(done)
+            try:
+                told, made = ray.get(done)
+            except ray.exceptions.RayError as error:
+                yield work.fail(unit, folder, f"Ray gave it up: {error}")
+                continue
+            for name in sorted(made, key=lambda name: name.endswith("state.json")):  # it comes last
+                home = files.make_folder((folder / name).parent)
+                files.publish(home / Path(name).name, made[name])
+            yield told
+    finally:
+        ray.shutdown()
+
+
+def _elsewhere(unit: Unit, threads: int) -> tuple[dict[str, str], dict[str, bytes]]:
+    """Carry out a unit on a node, and return its files."""
+    import torch
+
+    torch.set_num_threads(threads)
+    with tempfile.TemporaryDirectory() as place:
+        told = work.carry_out(unit, Path(place))
+        home = Path(place) / "jobs"
+        made = [path for path in home.rglob("*") if path.is_file() and not _hidden(path, home)]
+        return told, {str(path.relative_to(place)): path.read_bytes() for path in made}
+
+
+def _hidden(path: Path, home: Path) -> bool:
+    return any(part.startswith(".") for part in path.relative_to(home).parts)

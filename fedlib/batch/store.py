@@ -1,0 +1,165 @@
+"""What a batch has come to: a table of its jobs, one store of their rows, a picture."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from fedlib import files
+from fedlib.batch import work
+from fedlib.batch.grid import BatchJob
+from fedlib.errors import FedlibError, unknown
+
+PAGE = "jobs.json"
+
+
+def keep(folder: Path, jobs: list[BatchJob]) -> None:
+    """Write down which jobs a folder is for, unless it says so already."""
+    page = json.dumps([asdict(job) for job in jobs], indent=1) + "\n"
+    if not (folder / PAGE).is_file() or (folder / PAGE).read_text("utf-8") != page:
+        files.publish(folder / PAGE, page.encode())
+
+
+def jobs(folder: str | Path) -> list[BatchJob]:
+    """Return the jobs that a folder is for.
+
+    Raises
+    ------
+    FedlibError
+        When it is no folder of a batch.
+    """
+    page = Path(folder) / PAGE
+    try:
+        held = json.loads(page.read_text("utf-8"))
+        return [BatchJob(**{**job, "seeds": tuple(job["seeds"])}) for job in held]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise FedlibError(
+            f"{folder} is no folder of a batch, or its {PAGE} cannot be read ({error}). "
+            "`fedlib batch run GRID.toml --out DIR` makes one."
+        ) from error
+
+
+def status(folder: str | Path) -> pd.DataFrame:
+    """Return a row a job.
+
+    Returns
+    -------
+    pandas.DataFrame
+        ``job``, its id; a column for each axis; ``status``: done, failed or waiting; ``seconds``;
+        ``headline``; ``why`` it failed. It is kept as ``jobs.csv`` in the folder.
+    """
+    rows = []
+    for job in jobs(folder):
+        told = work.state(Path(folder), job)
+        axes = {name: value if _plain(value) else str(value) for name, value in job.axes.items()}
+        row = {"job": job.id, **axes, "status": told["status"], "seconds": told["seconds"]}
+        rows.append(row | {"headline": told["headline"], "why": told.get("why", "")})
+    table = pd.DataFrame(rows)
+    files.publish(Path(folder) / "jobs.csv", table.to_csv(index=False).encode())
+    return table
+
+
+def _plain(value: Any) -> bool:
+    return isinstance(value, str | int | float | bool)
+
+
+def collect(folder: str | Path) -> Path:
+    """Put the rows of all finished jobs into one table, with their manifests beside it.
+
+    Returns
+    -------
+    Path
+        ``store/rows.csv.gz``: the rows of the records in the order of the jobs, with the columns
+        ``job`` and one for each axis in front. ``store/manifests`` has a file for each job. The
+        rows are the same, byte for byte, however often the batch was interrupted.
+
+    Raises
+    ------
+    FedlibError
+        When no job of an experiment is finished.
+    """
+    folder, frames, pages = Path(folder), [], {}
+    for job in jobs(folder):
+        if job.notebook or work.state(folder, job)["status"] != work.DONE:
+            continue
+        record = work.record(folder, job)
+        names = {f"axis {k}" if k in record.frame else k: v for k, v in job.axes.items()}
+        frame = record.frame.copy()
+        for at, (name, value) in enumerate({"job": job.id, **names}.items()):
+            frame.insert(at, name, value if _plain(value) else str(value))
+        frames.append(frame)
+        pages[job.id] = json.dumps(record.manifest, indent=1, sort_keys=True) + "\n"
+    if not frames:
+        raise FedlibError(f"No experiment in {folder} is finished: there are no rows to collect.")
+    home = files.make_folder(folder / "store" / "manifests")
+    for name, page in pages.items():
+        files.publish(home / f"{name}.json", page.encode())
+    packed = io.BytesIO()
+    with gzip.GzipFile(fileobj=packed, mode="wb", mtime=0) as stream:
+        stream.write(pd.concat(frames).to_csv(index=False, float_format="%.7g").encode())
+    target = folder / "store" / "rows.csv.gz"
+    files.publish(target, packed.getvalue())
+    return target
+
+
+def plot(folder: str | Path, x: str | None = None, by: str | None = None) -> Any:
+    """Draw the headline against one axis, a line for each value of another.
+
+    Parameters
+    ----------
+    x, by
+        Names of axes; default: the first two with more than one value, seeds left aside. Points
+        are means over all other axes, bars their smallest and largest value.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+
+    Raises
+    ------
+    FedlibError
+        For an unknown axis, or when no job has a headline.
+    """
+    import matplotlib.pyplot as plt
+
+    from fedlib.show import plotting
+
+    table = status(folder)
+    axes = list(table.columns[1:-4])
+    for name in (x, by):
+        if name is not None and name not in axes:
+            raise unknown("axis", name, axes)
+    free = [n for n in axes if table[n].nunique() > 1 and n not in ("seed", "seeds", x, by)]
+    x = x or (free.pop(0) if free else (axes or [None])[0])
+    by = by or (free.pop(0) if free else None)
+    table = table.dropna(subset="headline")
+    if table.empty or x is None:
+        raise FedlibError(f"No job in {folder} has a headline to draw, or none has an axis.")
+    figure, axis = plt.subplots()
+    values = table[by].unique() if by else [None]
+    for value, look in plotting.sweep(values, f"{by} = {{}}").items():
+        own = table[table[by] == value] if by else table
+        ends = own.groupby(x)["headline"].agg(["mean", "min", "max"])
+        reach = [ends["mean"] - ends["min"], ends["max"] - ends["mean"]]
+        told = look.label if by else None
+        axis.errorbar(ends.index, ends["mean"], yerr=reach, capsize=3, label=told, **look.line)
+    numbers = pd.to_numeric(table[x], errors="coerce")
+    if numbers.min() > 0 and numbers.max() >= 10 * numbers.min():
+        axis.set_xscale("log")
+    axis.set(xlabel=x, ylabel=_label(jobs(folder)[0]))
+    if by:
+        axis.legend()
+    return figure
+
+
+def _label(job: BatchJob) -> str:
+    if job.notebook:
+        return "headline"
+    asked = {"metric": "loss", "split": "train"} | job.headline
+    return f"{asked['split']} {asked['metric']}, at the end"
