@@ -299,6 +299,22 @@ def test_silos_may_have_different_numbers_of_clients_and_networks():
     assert loss.loc[40] < loss.loc[0] and history.frame["clock"].max() == 120
 
 
+def test_targets_may_have_several_numbers():
+    """Half squares of three outputs; runs side by side are evaluated like each alone."""
+    target = RNG.standard_normal((M, 3))
+    models, x = [mlp(3, 4, 3), mlp(3, 3)], [X[:, :3], X[:, 3:]]
+    task = TieredTask(models, x, target, partition.grid(M, [2, 3]), x, target, "half_square")
+    theta = simulate(TDCD(0.1, 2, 8), task, 3, (0, 1), progress=False).state.x
+    off = task.predict(theta, task.x) - torch.from_numpy(target)
+    expected = 0.5 * off.square().sum(2).mean(1)
+    for found in (
+        task.loss(theta),
+        task.evaluate(theta)["loss"],
+        task.evaluate(theta, "test")["loss"],
+    ):
+        assert torch.allclose(found, expected, atol=1e-14)
+
+
 @pytest.mark.parametrize("asked", [None, True, False])
 def test_messages_add_up_to_the_cost_model(asked):
     task, Q, B, E = network(4, silos=3), 5, 10, 3

@@ -157,8 +157,8 @@ class TieredTask:
         ids = torch.arange(len(self.y)) if ids is None else ids
         ids = ids.to(self.y.device)
         out = self.predict(theta, [x[ids] for x in self.x])
-        y = self.y[ids].expand(len(theta), -1)
-        return LOSSES[self.loss_name](out, y).mean(1)
+        y = self.y[ids]
+        return LOSSES[self.loss_name](out, y.expand(len(theta), *y.shape)).mean(1)
 
     @torch.no_grad()
     def evaluate(
@@ -171,5 +171,5 @@ class TieredTask:
         keep = torch.linspace(0, len(y) - 1, min(limit or len(y), len(y))).long()
         keep = keep.to(y.device)
         outs = [self.predict(theta, [x[part] for x in features]) for part in keep.split(1000)]
-        out, y = torch.cat(outs, 1), y[keep].expand(len(theta), -1)
-        return values(tally(self.loss_name, out, y).cpu(), len(keep))
+        out, y = torch.cat(outs, 1), y[keep]
+        return values(tally(self.loss_name, out, y.expand(len(theta), *y.shape)).cpu(), len(keep))
