@@ -88,6 +88,16 @@ def test_rates_and_seeds_in_one_call(process, model):
         assert np.array_equal(found.state.cursor[r], state.cursor[0])
 
 
+@pytest.mark.parametrize("size", [5, 7])
+def test_the_loss_of_two_classes_is_rounded_alike_wherever_a_copy_lies(size):
+    """Numbers that fill a register, and those left over at the end, are computed alike."""
+    data = FederatedDataset.build(problem().data.x, np.arange(10 * N) % 2, problem().data.parts)
+    task, algorithm = Task(models.mlp(6, 5, 1), data, "logistic"), FedAvg(pt.Full(N), 0.1, 2, size)
+    found = sweep(algorithm, task, 8, {"lr": RATES}, SEEDS, progress=False)
+    _, states = alone(algorithm, task, 8, {"lr": RATES}, SEEDS)
+    assert torch.equal(found.state.x, torch.cat([state.x for state in states]))
+
+
 SAME_SEEDS = [
     FedAvg(pt.Markov(N, 0.2, 0.3), 0.1, local_steps=2, batch_size=3),
     TDCD(0.1, 2, 8),

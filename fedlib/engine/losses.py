@@ -19,7 +19,8 @@ def _half_square(out: Tensor, y: Tensor) -> Tensor:
 
 
 def _logistic(out: Tensor, y: Tensor) -> Tensor:
-    return F.binary_cross_entropy_with_logits(out.squeeze(-1), y.to(out.dtype), reduction="none")
+    """Return ``-log σ(±out)``; PyTorch's own cross-entropy of two is rounded by place in memory."""
+    return -F.logsigmoid((2 * y.to(out.dtype) - 1) * out.squeeze(-1))
 
 
 LOSSES = {
