@@ -11,10 +11,11 @@ from threading import Barrier
 from typing import Any
 
 import torch
+from threadpoolctl import threadpool_limits
 
 
 def side_by_side(work: Callable[[Any], None], pieces: Sequence[Any]) -> None:
-    """Call ``work`` once with each piece, on as many cores as ``torch.get_num_threads()`` says.
+    """Call ``work`` once with each piece, on as many cores as torch was given threads.
 
     Within a piece PyTorch uses one core. An error in one piece ends all: those at work are
     waited for, no further one is begun, and the error is raised.
@@ -39,6 +40,39 @@ def side_by_side(work: Callable[[Any], None], pieces: Sequence[Any]) -> None:
             other.result()
 
 
+def each(work: Callable[[Any], Any], pieces: Sequence[Any], device: torch.device) -> list[Any]:
+    """Return ``work(piece)`` of each piece, without gradients; on a CPU they are made side by side.
+
+    How the pieces are cut must not depend on the number of cores: then no result does.
+    """
+    found: list[Any] = [None] * len(pieces)
+
+    @torch.no_grad()  # every thread has a switch of its own
+    def keep(i: int) -> None:
+        found[i] = work(pieces[i])
+
+    if device.type == "cpu":
+        side_by_side(keep, range(len(pieces)))
+    else:
+        for i in range(len(pieces)):
+            keep(i)
+    return found
+
+
+@contextmanager
+def steady() -> Iterator[None]:
+    """Compute everything on one core, but for what is computed side by side.
+
+    A sum or a product that is cut among threads is rounded by the cut, which depends on their
+    number. That goes for torch and for NumPy's products.
+    """
+    with _one_core_each(), threadpool_limits(1, "blas"):
+        yield
+
+
+_held: int | None = None  # cores, while torch is told to use one
+
+
 @contextmanager
 def _one_core_each() -> Iterator[int]:
     """Switch off torch's own threads, and say how many it had.
@@ -46,12 +80,15 @@ def _one_core_each() -> Iterator[int]:
     Two threads inside every operation wait for each other at the end of each; when something
     else needs one of the cores, they wait long.
     """
-    cores = torch.get_num_threads()
+    global _held
+    before, threads = _held, torch.get_num_threads()
+    _held = before or threads
     torch.set_num_threads(1)
     try:
-        yield cores
+        yield _held
     finally:
-        torch.set_num_threads(cores)
+        _held = before
+        torch.set_num_threads(threads)
 
 
 @functools.lru_cache(maxsize=1)

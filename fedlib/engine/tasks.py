@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedlib.engine.cores import each
 from fedlib.engine.data import Batch, FederatedDataset
 from fedlib.engine.losses import LOSSES, check_targets, tally, values
 from fedlib.engine.model import Model
@@ -44,7 +45,7 @@ class Task:
     data: FederatedDataset
     loss_name: str = "cross_entropy"
     l2: float = 0.0
-    chunk: int = field(default=4_000_000, repr=False)
+    chunk: int = field(default=1_000_000, repr=False)
     recordings: dict = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -179,11 +180,13 @@ class Task:
             x, y, weight = x[keep.to(x.device)], y[keep.to(y.device)], weight[keep]
         copies = len(theta)
         step = max(1, self.chunk // (copies * max(1, x[0].numel())))
-        sums = 0
         parts = (x.split(step), y.split(step), weight.to(x.device).split(step))
-        for xs, ys, w in zip(*parts, strict=True):
-            xs, ys = xs.expand(copies, *xs.shape), ys.expand(copies, *ys.shape)
-            sums = sums + tally(self.loss_name, self.model.apply(theta, xs), ys, w)
+
+        def measure(part: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+            xs, ys = (t.expand(copies, *t.shape) for t in part[:2])
+            return tally(self.loss_name, self.model.apply(theta, xs), ys, part[2])
+
+        sums = sum(each(measure, list(zip(*parts, strict=True)), x.device))
         found = values(sums.cpu(), weight.sum())
         trained = theta[:, : self.model.trained]
         found["loss"] = found["loss"] + 0.5 * self.l2 * trained.double().square().sum(1).cpu()

@@ -18,6 +18,7 @@ import torch
 import fedlib
 from fedlib import datasets, files
 from fedlib.engine import convolution
+from fedlib.engine.cores import steady
 from fedlib.errors import FedlibError, unknown
 from fedlib.evidence import catalogue, claims, freshness, records, tuning
 from fedlib.evidence.catalogue import profiles, settings
@@ -115,7 +116,8 @@ def run(
     lock = home / f".{experiment}.{profile}.lock"
     with files.only_one(lock, f"{paper} {experiment}, profile {profile},"):
         try:
-            outcome = study(s["kind"])(job)
+            with steady():
+                outcome = study(s["kind"])(job)
         finally:
             seconds = before + time.perf_counter() - began
             if folder.is_dir():

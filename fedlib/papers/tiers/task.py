@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedlib.engine.cores import each
 from fedlib.engine.data import as_targets
 from fedlib.engine.losses import LOSSES, check_targets, tally, values
 from fedlib.engine.model import Model
@@ -170,6 +171,7 @@ class TieredTask:
         features, y = (self.x, self.y) if split == "train" else (self.test_x, self.test_y)
         keep = torch.linspace(0, len(y) - 1, min(limit or len(y), len(y))).long()
         keep = keep.to(y.device)
-        outs = [self.predict(theta, [x[part] for x in features]) for part in keep.split(1000)]
+        measure = lambda part: self.predict(theta, [x[part] for x in features])  # noqa: E731
+        outs = each(measure, keep.split(250), keep.device)
         out, y = torch.cat(outs, 1), y[keep]
         return values(tally(self.loss_name, out, y.expand(len(theta), *y.shape)).cpu(), len(keep))
