@@ -12,6 +12,7 @@ folder                what belongs there
 `fedlib.papers`       one folder a paper: its algorithm, its theory and what its chapter runs
 `fedlib.evidence`     from an experiment to a record, and from records to verdicts
 `fedlib.show`         figures and what a chapter prints; nothing below needs it
+`fedlib.batch`        hundreds of runs, on one machine or many
 ====================  ============================================================================
 
 Imports go down this list's order of need: a folder knows those above it, and never the reverse.

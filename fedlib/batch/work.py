@@ -146,6 +146,9 @@ def _give(unit: Unit, job: BatchJob, whole: Record, folder: Path) -> None:
     told = m | {
         "settings": s, "seeds": list(job.seeds), "diverged": diverged,
         "wall_seconds": round(m["wall_seconds"] / len(unit.jobs), 1),
+        "rules": experiments.older_rules(
+            job.paper, job.experiment, job.profile, job.seeds, place(folder, job)
+        ),
         **freshness.now(s), **({"beside": beside} if beside else {}),
     }  # fmt: skip
     records.save(place(folder, job), rows.reset_index(drop=True), told)

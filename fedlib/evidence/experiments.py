@@ -109,7 +109,7 @@ def run(
     how = (s, chosen, place, tuned, *[tf32] * (place == "cuda"))
     mark = freshness.digest([repr(how), present["code"], present["cards"]])
     folder = home / f".{experiment}.{profile}.{mark}"
-    rules = _rules(paper, experiment, profile, chosen, out)
+    rules = older_rules(paper, experiment, profile, chosen, out)
     began, commit, before = time.perf_counter(), _commit(), _seconds(folder)
     used = tuning.apply(s, tuned["chosen"]) if tuned else s
     job = Job(used, chosen, place, folder, progress, until=until)
@@ -192,7 +192,7 @@ def choose_seeds(s: dict[str, Any], seeds: int | Sequence[int] | None) -> tuple[
     return chosen
 
 
-def _rules(
+def older_rules(
     paper: str, experiment: str, profile: str, seeds: Sequence[int], out: str | Path
 ) -> dict[str, str]:
     """Return the hashes of the rules that are older than the record about to be made.
