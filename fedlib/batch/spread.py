@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import tempfile
 from collections import Counter
@@ -94,7 +95,10 @@ def run(
                 counts.update(told.values())
                 bar.set_postfix(counts)
                 bar.update(len(told))
-    return store.status(folder)
+        table = store.status(folder)
+        if (table["status"] == work.DONE).all():
+            shutil.rmtree(folder / "units", ignore_errors=True)
+    return table
 
 
 def _left(unit: Unit, folder: Path, retry: bool) -> Unit | None:

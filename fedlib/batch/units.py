@@ -14,6 +14,7 @@ from fedlib.batch.grid import BatchJob
 from fedlib.errors import FedlibError
 from fedlib.evidence import catalogue, records
 from fedlib.files import digest
+from fedlib.papers.job import study
 
 IMPORTED = 0.5  # GB that a process has before it has read any data
 
@@ -50,14 +51,15 @@ class Unit:
 
 def variant(job: BatchJob) -> str:
     """Return a short name for a job's settings, whatever its seeds."""
-    return digest(json.dumps(job.settings, sort_keys=True))[:8]
+    return digest(json.dumps(job.parameters if job.notebook else job.settings, sort_keys=True))[:8]
 
 
 def plan(jobs: Sequence[BatchJob], workers: int = 1) -> list[Unit]:
     """Join jobs into units, and cut large units until there is one for every worker.
 
-    Jobs are joined when their settings differ in ``runs`` alone, or not at all, and each variant
-    has the same seeds: rows of a record are then the same, bit for bit, as for a job by itself.
+    Jobs are joined when their study says that it gives the same bits (see
+    :func:`fedlib.papers.job.alike`), their settings differ in ``runs`` alone or not at all, and
+    each variant has the same seeds.
     """
     apart: dict[Any, list[BatchJob]] = {}
     for job in jobs:
@@ -65,12 +67,11 @@ def plan(jobs: Sequence[BatchJob], workers: int = 1) -> list[Unit]:
     units = []
     for group in apart.values():
         seeds: dict[str, set[int]] = {}
-        for job in group if not group[0].notebook else []:
+        for job in group:
             seeds.setdefault(variant(job), set()).update(job.seeds)
         same: dict[Any, list[BatchJob]] = {}
         for job in group:
-            key = job.id if job.notebook else tuple(sorted(seeds[variant(job)]))
-            same.setdefault(key, []).append(job)
+            same.setdefault(tuple(sorted(seeds[variant(job)])), []).append(job)
         units += [Unit(tuple(together)) for together in same.values()]
     while len(units) < workers and any(len(unit.jobs) > 1 for unit in units):
         large = max(range(len(units)), key=lambda i: len(units[i].jobs))
@@ -95,11 +96,12 @@ def _alike(job: BatchJob) -> Any:
     if job.notebook:
         return job.id
     s = job.settings
-    if "tunes" in s or "tuned" in s:  # methods are found by the names of their runs
-        return job.paper, job.experiment, job.profile, job.device, variant(job)
-    rest = {key: value for key, value in s.items() if key != "runs"}
-    alone = not s.get("runs") and variant(job)
-    return job.paper, job.experiment, job.profile, job.device, alone, json.dumps(rest, default=str)
+    may = getattr(study(s["kind"]), "alike", lambda s: set())(s)
+    runs = "runs" in may and "runs" in s and not {"tunes", "tuned"} & {*s}  # found by their names
+    rest = {key: value for key, value in s.items() if key != "runs" or not runs}
+    seeds = () if "seeds" in may else job.seeds
+    words = json.dumps(rest, sort_keys=True)
+    return job.paper, job.experiment, job.profile, job.device, seeds, words
 
 
 def shard(units: Sequence[Unit], text: str) -> list[Unit]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import math
 import shutil
@@ -18,6 +19,7 @@ from fedlib.errors import FedlibError
 from fedlib.evidence import claims, experiments, freshness, records
 from fedlib.evidence.records import Record
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 DONE, FAILED, WAITING = "done", "failed", "waiting"
 
 
@@ -54,11 +56,9 @@ def carry_out(unit: Unit, folder: Path) -> dict[str, str]:
             _run_notebook(unit.jobs[0], folder)
         else:
             _run_experiment(unit, folder)
-    except OSError as error:
-        if error.errno is not None:  # a full disk: nothing here can be kept
-            raise files.cannot_write(folder, error) from error
-        return _failed(unit, folder, began, traceback.format_exc())
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in FULL:
+            raise files.cannot_write(folder, error) from error
         if len(unit.jobs) > 1:
             apart = [carry_out(Unit((job,)), folder) for job in unit.jobs]
             return {name: status for found in apart for name, status in found.items()}

@@ -95,6 +95,24 @@ def study(kind: str) -> Callable[[Job], Outcome]:
         ) from error
 
 
+def alike(*what: str, unless: Callable[[Any], bool] = lambda s: False) -> Callable:
+    """Say of a study what may be carried out together, for the same bits as one by one.
+
+    Parameters
+    ----------
+    what
+        ``"seeds"``, its seeds, and ``"runs"``, the runs of experiments that are the same otherwise.
+    unless
+        Says of settings that they are an exception.
+    """
+
+    def mark(function: Callable[[Job], Outcome]) -> Callable[[Job], Outcome]:
+        function.alike = lambda s: set() if unless(s) else set(what)
+        return function
+
+    return mark
+
+
 def settings_of(kind: str) -> type[Settings] | None:
     """Return the settings that a study reads, None for one that does not say."""
     asked = get_args(get_type_hints(study(kind)).get("job"))

@@ -19,7 +19,7 @@ from fedlib.engine.simulation import simulate
 from fedlib.engine.tasks import Task
 from fedlib.errors import unknown
 from fedlib.papers.fedavg import FedAvg
-from fedlib.papers.job import Job, Outcome, Settings, checkpoint_file
+from fedlib.papers.job import Job, Outcome, Settings, alike, checkpoint_file
 from fedlib.papers.participation import theory
 from fedlib.papers.participation.algorithm import ALGORITHMS, GeneralizedFedAvg
 from fedlib.papers.participation.toy import toy_task
@@ -176,6 +176,12 @@ def build_algorithm(s: Training) -> FedAvg | GeneralizedFedAvg:
     return ALGORITHMS[s["algorithm"]](build_process(s), **chosen)
 
 
+def _unequal_cohorts(s: WarmUp) -> bool:
+    """A seed's rows are then padded to the longest beside it, and their sums rounded otherwise."""
+    return "markov" in (s["process"], *(run.get("process") for run in s["runs"]))
+
+
+@alike("seeds", "runs", unless=_unequal_cohorts)
 def training(job: Job[Training]) -> Outcome:
     """Train every run of an experiment, all seeds side by side, after a common warm-up.
 
@@ -262,6 +268,7 @@ def warm_up(job: Job[WarmUp], task: Task, process: Participation) -> torch.Tenso
     return history.state.x
 
 
+@alike("seeds", "runs")
 def toy(job: Job[Toy]) -> Outcome:
     """Run the three-client toy with exact gradients; there is nothing random in it."""
     s, task, frames = job.settings, toy_task(), []
@@ -286,6 +293,7 @@ def toy(job: Job[Toy]) -> Outcome:
     return Outcome(pd.concat(frames, ignore_index=True), {}, {})
 
 
+@alike("seeds", "runs")
 def factor(job: Job[Factor]) -> Outcome:
     """Measure the participation factor ``(Σ_n|q̄_n - 1/N|)²`` for processes and intervals."""
     s, rows = job.settings, []
@@ -308,6 +316,7 @@ def _means(q: np.ndarray, P: int) -> np.ndarray:
     return q[: whole * P].reshape(whole, P, -1).mean(1)
 
 
+@alike("seeds", "runs", unless=_unequal_cohorts)
 def heterogeneity(job: Job[Heterogeneity]) -> Outcome:
     """Measure d², β², ν² and δ²(P) of real clients at a warmed-up model.
 
@@ -344,6 +353,7 @@ def heterogeneity(job: Job[Heterogeneity]) -> Outcome:
     return Outcome(pd.DataFrame(rows), {}, hashes)
 
 
+@alike("seeds", "runs")
 def speedup(job: Job[Speedup]) -> Outcome:
     """Measure the stationary error of FedAvg against the number of clients a round.
 

@@ -15,7 +15,7 @@ from fedlib.engine import models
 from fedlib.engine.rng import stream
 from fedlib.engine.simulation import simulate
 from fedlib.errors import unknown
-from fedlib.papers.job import Job, Outcome, Settings, checkpoint_file
+from fedlib.papers.job import Job, Outcome, Settings, alike, checkpoint_file
 from fedlib.papers.tiers import theory
 from fedlib.papers.tiers.algorithm import TDCD
 from fedlib.papers.tiers.asynchronous import AsyncTDCD, HubRound
@@ -149,6 +149,7 @@ def runs_of(s: Sweep) -> list[dict]:
     return runs
 
 
+@alike("runs")
 def sweep(job: Job[Sweep]) -> Outcome:
     """Run TDCD for every run of the sweep, all seeds side by side.
 
@@ -234,6 +235,7 @@ def theorem(job: Job[Theorem]) -> Outcome:
     return Outcome(pd.DataFrame(rows), {}, {})
 
 
+@alike("runs")
 def waiting(job: Job[Waiting]) -> Outcome:
     """Compare hubs that wait for each other with hubs that do not, under random delays.
 

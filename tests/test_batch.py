@@ -1,0 +1,490 @@
+"""Batches: every job's record is the one that it would have made by itself, whatever happens."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import nbformat
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+from fedlib import batch
+from fedlib.batch import grid as grids
+from fedlib.batch import store, units, work
+from fedlib.cli import app
+from fedlib.errors import FedlibError
+from fedlib.evidence import catalogue, experiments
+
+STUDY = """
+import os, signal, time
+from typing import NotRequired
+import pandas as pd
+from fedlib.papers.job import Job, Outcome, Settings, alike
+from fedlib.schema import PositiveFloat
+
+class Walk(Settings):
+    rate: PositiveFloat
+    mood: NotRequired[str]
+    pause: NotRequired[float]
+
+@alike("seeds", "runs", unless=lambda s: s.get("mood") == "alone")
+def walk(job: Job[Walk]) -> Outcome:
+    rows = []
+    for run in job.settings["runs"]:
+        s = {**job.settings, **run}
+        time.sleep(s.get("pause", 0))
+        if s.get("mood") == "broken":
+            raise ValueError("out of breath")
+        if s.get("mood") == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        rows += [dict(run=run["run"], seed=seed, round=t, split="train", metric="loss",
+                      value=s["rate"] * seed / (1 + t))
+                 for t in range(3) for seed in job.seeds]
+    return Outcome(pd.DataFrame(rows), {}, {})
+"""
+EXPERIMENTS = """
+[common]
+kind = "a_march:walk"
+seeds = 2
+[far]
+where = "Figure 1"
+title = "How far"
+runs = [{ run = "slow", rate = 0.5 }, { run = "fast", rate = 2.0 }]
+[near]
+where = "Figure 2"
+title = "How near"
+runs = [{ run = "slow", rate = 0.25 }]
+"""
+COMMAND = [sys.executable, "-c", "from fedlib.cli import main; main()", "batch", "run"]
+FAR = {"paper": "march", "experiment": "far", "profile": "smoke"}
+FIG1 = {"paper": "participation", "experiment": "fig1", "profile": "smoke", "rounds": 1000}
+
+
+@pytest.fixture
+def march(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Add a paper whose study takes no time, unless asked to."""
+    home = tmp_path / "papers" / "march"
+    home.mkdir(parents=True)
+    (home / "experiments.toml").write_text(EXPERIMENTS)
+    (tmp_path / "a_march.py").write_text(STUDY)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("FEDLIB_PAPERS", str(home.parent))
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    yield tmp_path
+    sys.modules.pop("a_march", None)
+
+
+def rows(path: Path) -> bytes:
+    return gzip.decompress(path.read_bytes())
+
+
+def by_hand(folder: Path, job: batch.BatchJob) -> bytes:
+    """Return the rows of the record that a job makes by itself."""
+    alone = experiments.run(
+        job.paper, job.experiment, job.profile, job.seeds, job.device, folder / job.id, False,
+        changes=job.changes,
+    )  # fmt: skip
+    return rows(alone.path)
+
+
+# --- grids ----------------------------------------------------------------------------------------
+
+
+def test_every_value_with_every_value(march):
+    axes = {"fast.rate": [1.0, 2.0, 3.0], "seed": [4, 5]}
+    jobs = batch.read({"set": FAR, "grid": axes})
+    assert [tuple(job.axes.values()) for job in jobs] == [
+        (1.0, 4), (1.0, 5), (2.0, 4), (2.0, 5), (3.0, 4), (3.0, 5),
+    ]  # fmt: skip
+    assert [job.seeds for job in jobs[:2]] == [(4,), (5,)]
+    assert [run["rate"] for run in jobs[4].settings["runs"]] == [0.5, 3.0]
+
+
+def test_a_job_s_name_follows_from_what_it_is(march):
+    def names(**page):
+        return [job.id for job in batch.read(page)]
+
+    first = names(set=FAR, grid={"rate": [1.0, 2.0], "seed": [1, 2]})
+    assert len(set(first)) == 4
+    assert names(set=FAR, grid={"seed": [2, 1], "rate": [2.0, 1.0]}) == [
+        first[3], first[1], first[2], first[0],
+    ]  # fmt: skip
+    assert names(set=FAR | {"rate": 1.0}, grid={"seed": [1]}) == first[:1]
+    assert names(set=FAR, job=[{"rate": 1.0, "seed": 1}, {"rate": 1.0, "seed": 1}]) == first[:1]
+    assert names(set=FAR | {"rate": 1.0, "seed": 1, "experiment": "near"}) != first[:1]
+    assert names(set=FAR | {"rate": 1.0}, grid={"seeds": [[1]]}) == first[:1]
+
+
+def test_changes_reach_the_runs_that_have_the_setting():
+    s = {"lr": 1, "window": 5, "runs": [{"run": "a", "lr": 2}, {"run": "b=.5"}]}
+    changed = catalogue.change(s, {"lr": 3, "window": 6})
+    assert changed == {"lr": 3, "window": 6, "runs": [{"run": "a", "lr": 3}, {"run": "b=.5"}]}
+    one = catalogue.change(s, {"b=.5.lr": 4, "new": 7})
+    assert one["runs"] == [{"run": "a", "lr": 2}, {"run": "b=.5", "lr": 4}]
+    assert one["lr"] == 1 and one["new"] == 7
+    assert s["runs"] == [{"run": "a", "lr": 2}, {"run": "b=.5"}], "what was given stays"
+
+
+def test_values_of_a_command_line():
+    words = ["lr=.01", "seeds=[4, 5]", "aligned=true", "name=fig1", "a=b.lr=1e-3"]
+    assert grids.values(words) == {
+        "lr": 0.01, "seeds": [4, 5], "aligned": True, "name": "fig1", "a": "b.lr=1e-3",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("page", "words"),
+    [
+        ({"set": FAR, "gird": {}}, ["'gird'", "Did you mean 'grid'"]),
+        ({"set": FAR, "grid": {"rate": []}}, ["'rate' has no values"]),
+        ({"set": FAR, "grid": {"rate": 3}}, ["'rate' is 3", "array"]),
+        ({"set": FAR, "grid": {"raet": [1.0]}}, ["'raet'", "Did you mean 'rate'"]),
+        ({"set": FAR, "grid": {"fats.rate": [1.0]}}, ["run 'fats'", "Did you mean 'fast'"]),
+        ({"set": FAR, "grid": {"rate": [-1.0]}}, ["'rate' is -1.0", "greater than 0"]),
+        ({"set": FAR | {"experiment": "fra"}}, ["'fra'", "Did you mean 'far'"]),
+        ({"set": {"paper": "march"}}, ["neither a notebook nor the experiment"]),
+        ({"set": FAR | {"seed": -1}}, ["non-negative"]),
+        ({"set": FAR, "headline": {"run": "fats"}}, ["run in [headline]", "'fast'"]),
+        ({"notebook": "not_there.ipynb"}, ["no notebook", "not_there.ipynb"]),
+    ],
+)
+def test_a_mistake_in_a_grid_is_named(march, page, words, tmp_path):
+    with pytest.raises(FedlibError) as told:
+        batch.run(page, tmp_path / "out", progress=False)
+    assert [word for word in words if word not in str(told.value)] == [], told.value
+    assert not (tmp_path / "out").exists()
+
+
+# --- what is run together -------------------------------------------------------------------------
+
+
+def test_jobs_that_differ_in_seeds_and_runs_are_one_unit(march):
+    axes = {"rate": [1.0, 2.0], "seed": [1, 2, 3]}
+    jobs = batch.read({"set": FAR, "grid": axes})
+    (unit,) = batch.plan(jobs)
+    assert unit.seeds == (1, 2, 3) and len(unit.variants) == 2 and len(unit.jobs) == 6
+    ragged = [job for job in jobs if job.axes != {"rate": 2.0, "seed": 3}]
+    assert sorted(len(unit.jobs) for unit in batch.plan(ragged)) == [2, 3]
+    apart = batch.read({"set": FAR, "grid": axes | {"pause": [0.0, 0.1]}})
+    assert [len(unit.jobs) for unit in batch.plan(apart)] == [6, 6]
+    alone = batch.read({"set": FAR | {"mood": "alone"}, "grid": axes})
+    assert [len(unit.jobs) for unit in batch.plan(alone)] == [1] * 6
+
+
+def test_what_may_be_joined_is_what_is_padded_alike():
+    """Rows of unequal length are padded to the longest beside them, and rounded otherwise."""
+    tiers = FIG1 | {"paper": "tiers", "experiment": "fig9", "steps": 20}
+    tiers.pop("rounds")
+    axes = {"N=4, paper.lr": [0.1, 0.5], "seed": [1, 2]}
+    plan = batch.plan(batch.read({"set": tiers, "grid": axes}))
+    assert sorted((len(unit.variants), unit.seeds) for unit in plan) == [(2, (1,)), (2, (2,))]
+    come_and_go = FIG1 | {"process": "markov", "on": 0.1, "off": 0.4}
+    assert len(batch.plan(batch.read({"set": come_and_go, "grid": {"seed": [1, 2]}}))) == 2
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 5, 99])
+def test_units_are_cut_until_every_worker_has_one(march, workers):
+    jobs = batch.read({"set": FAR, "grid": {"rate": [1.0, 2.0], "seed": [1, 2, 3]}})
+    plan = batch.plan(jobs, workers)
+    assert len(plan) == min(workers, 6)
+    assert sorted(job.id for unit in plan for job in unit.jobs) == sorted(job.id for job in jobs)
+    for unit in plan:  # what is run together is full: every variant with every seed
+        assert len(unit.jobs) == len(unit.variants) * len(unit.seeds)
+
+
+def test_shards_are_a_partition(march):
+    plan = batch.plan(batch.read({"set": FAR, "grid": {"pause": [0.1 * k for k in range(7)]}}))
+    parts = [units.shard(plan, f"{i}/3") for i in (1, 2, 3)]
+    assert [len(part) for part in parts] == [3, 2, 2]
+    assert {unit.id for part in parts for unit in part} == {unit.id for unit in plan}
+    for text in ("0/3", "4/3", "1", "a/b", "1/0", ""):
+        with pytest.raises(FedlibError, match="i/n"):
+            units.shard(plan, text)
+
+
+@pytest.mark.parametrize(
+    ("fixed", "axes"),
+    [
+        (FIG1, {"amplified.lr": [1e-5, 1e-1], "seed": [3, 4]}),
+        (FIG1, {"lr": [1e-4, 1e-3], "seeds": [[1, 2], [5, 6]]}),
+        (FIG1 | {"paper": "tiers", "experiment": "fig9", "steps": 20, "evaluate_every": 10},
+         {"N=4, paper.lr": [0.1, 0.5], "seed": [1, 2]}),
+        (FIG1 | {"experiment": "figB1"}, {"gamma=0.5.lr": [0.1, 0.2], "seed": [1, 2]}),
+    ],
+    ids=["rates and seeds", "several seeds a job", "tiers", "no chance"],
+)  # fmt: skip
+def test_a_job_in_a_unit_has_the_record_that_it_has_alone(fixed, axes, tmp_path):
+    fixed = {k: v for k, v in fixed.items() if k != "rounds" or fixed["experiment"] == "fig1"}
+    jobs = batch.read({"set": fixed, "grid": axes})
+    for unit in batch.plan(jobs):
+        assert len(unit.jobs) > 1
+        work.carry_out(unit, tmp_path / "out")
+    for job in jobs:
+        held = work.record(tmp_path / "out", job)
+        assert rows(held.path) == by_hand(tmp_path / "alone", job), job.axes
+        alone = json.loads((tmp_path / "alone" / job.id / job.paper / held.manifest_path.name)
+                           .read_text())  # fmt: skip
+        for key in ("settings", "seeds", "diverged", "cards", "code", "rules", "data"):
+            assert held.manifest[key] == alone[key], key
+        assert job.id not in held.manifest["beside"] and held.manifest["beside"]
+
+
+def test_a_run_that_diverges_ends_where_it_ends_alone(tmp_path):
+    axes = {"matched-rate.lr": [1e-3, 1e37], "seed": [1, 2]}
+    jobs = batch.read({"set": FIG1, "grid": axes})
+    (unit,) = batch.plan(jobs)
+    work.carry_out(unit, tmp_path / "out")
+    lost = [work.record(tmp_path / "out", job).manifest["diverged"] for job in jobs]
+    assert [list(found) for found in lost] == [[], [], ["matched-rate"], ["matched-rate"]]
+    for job in jobs:
+        held = work.record(tmp_path / "out", job)
+        assert rows(held.path) == by_hand(tmp_path / "alone", job)
+
+
+def test_the_plan_tells_time_and_memory():
+    jobs = batch.read({"set": FIG1 | {"profile": "quick"}, "grid": {"seed": [1, 2]}})
+    (row,) = units.describe(batch.plan(jobs))
+    held = json.loads(
+        (Path(catalogue.paths.paper_folder("participation")) / "results" / "fig1.quick.json")
+        .read_text()
+    )  # fmt: skip
+    assert row["about"] == f"{round(held['wall_seconds'] * 2 / 5)} s"
+    assert row["GB"] == f"{0.5 + 2 * 4 * 70_000 * 784 / 1e9:.1f}" and row["jobs"] == 2
+
+
+# --- running --------------------------------------------------------------------------------------
+
+
+def test_the_table_and_the_store(march, tmp_path):
+    page = {"set": FAR, "grid": {"rate": [1.0, 2.0], "seed": [1, 2]}, "headline": {"run": "fast"}}
+    table = batch.run(page, tmp_path / "out", workers=2, progress=False)
+    assert table["status"].tolist() == ["done"] * 4
+    assert table["headline"].tolist() == pytest.approx([1 / 3, 2 / 3, 2 / 3, 4 / 3])
+    kept = list(csv.DictReader((tmp_path / "out" / "jobs.csv").open()))
+    assert [row["rate"] for row in kept] == ["1.0", "1.0", "2.0", "2.0"]
+    found = pd.read_csv(batch.collect(tmp_path / "out"))
+    assert list(found.columns[:3]) == ["job", "rate", "axis seed"]
+    jobs = batch.read(page)
+    assert found["job"].unique().tolist() == [job.id for job in jobs]
+    own = found[found["job"] == jobs[3].id]
+    assert own["value"].tolist() == pytest.approx([4, 2, 4 / 3] * 2)
+    pages = sorted(path.stem for path in (tmp_path / "out" / "store" / "manifests").iterdir())
+    assert pages == sorted(job.id for job in jobs)
+    assert not (tmp_path / "out" / "units").exists(), "nothing half-done stays"
+
+
+def test_finished_jobs_are_not_run_again(march, tmp_path):
+    out = tmp_path / "out"
+    batch.run({"set": FAR, "grid": {"rate": [1.0]}}, out, progress=False)
+    (done,) = (path for path in out.rglob("*.csv.gz"))
+    before = done.stat().st_mtime_ns
+    table = batch.run({"set": FAR, "grid": {"rate": [1.0, 3.0]}}, out, progress=False)
+    assert table["status"].tolist() == ["done", "done"]
+    assert done.stat().st_mtime_ns == before
+    done.write_bytes(done.read_bytes()[:-9])
+    assert batch.status(out)["status"].tolist() == ["waiting", "done"], "a damaged record"
+    table = batch.run({"set": FAR, "grid": {"rate": [1.0, 3.0]}}, out, progress=False)
+    assert table["status"].tolist() == ["done", "done"]
+
+
+def test_a_bad_job_takes_no_other_with_it(march, tmp_path):
+    moods = {"slow.mood": ["fine", "broken", "good"], "seed": [1, 2]}
+    page, out = {"set": FAR, "grid": moods}, tmp_path / "out"
+    table = batch.run(page, out, progress=False)
+    assert table["status"].tolist() == ["done", "done", "failed", "failed", "done", "done"]
+    assert table["why"].tolist()[2] == "ValueError: out of breath"
+    jobs = batch.read(page)
+    told = (work.place(out, jobs[2]) / "error.txt").read_text()
+    assert "Traceback" in told and "out of breath" in told
+    study = march / "a_march.py"
+    study.write_text(study.read_text().replace('"broken"', '"brokn"'))
+    assert batch.run(page, out, progress=False)["status"].tolist()[2] == "failed", "only on request"
+    table = batch.run(page, out, retry=True, progress=False)
+    assert table["status"].tolist() == ["done"] * 6 and not table["why"].any()
+    assert not list(out.rglob("error.txt"))
+
+
+def test_a_killed_worker_loses_its_own_jobs_and_no_other(march, tmp_path):
+    page = {"set": FAR, "grid": {"mood": ["fine", "killed", "good", "well"]}}
+    table = batch.run(page, tmp_path / "out", workers=2, progress=False)
+    assert table["status"].tolist() == ["done", "failed", "done", "done"]
+    assert table["why"].tolist()[1] == "Its process ended: killed by SIGKILL."
+
+
+def test_a_full_disk_ends_with_a_sentence(march, tmp_path):
+    write(tmp_path, MARCH)
+    shell = f'ulimit -f 1; exec "$@" --out {tmp_path / "out"}'
+    done = subprocess.run(
+        ["bash", "-c", shell, "", *COMMAND, str(tmp_path / "grid.toml")],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2 and "Cannot write to" in done.stderr, done.stderr
+    assert "Traceback" not in done.stderr and not list(tmp_path.rglob("*.part"))
+
+
+def test_two_of_the_same_batch_refuse_each_other(march, tmp_path):
+    page, out = {"set": FAR, "grid": {"pause": [0.0, 0.1]}}, tmp_path / "out"
+    out.mkdir()
+    with work.files.only_one(out / ".1-of-2.lock", "A batch"):
+        with pytest.raises(FedlibError, match="is under way in .* by process"):
+            batch.run(page, out, shard="1/2", progress=False)
+        table = batch.run(page, out, shard="2/2", progress=False)
+    assert table["status"].tolist() == ["waiting", "done"]
+    assert batch.run(page, out, progress=False)["status"].tolist() == ["done", "done"]
+
+
+# --- from the command line ------------------------------------------------------------------------
+
+
+def write(folder: Path, text: str) -> Path:
+    page = folder / "grid.toml"
+    page.write_text(text)
+    return page
+
+
+MARCH = """
+[set]
+paper = "march"
+experiment = "far"
+profile = "smoke"
+pause = 0.3
+[grid]
+rate = [1.0, 2.0]
+mood = ["a", "b", "c", "d", "e"]
+"""
+
+
+def start(folder: Path, *words: str) -> subprocess.Popen:
+    grid = str(folder / "grid.toml")
+    return subprocess.Popen(
+        [*COMMAND, grid, "--out", str(folder / "out"), *words],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+    )  # fmt: skip
+
+
+def until(there: Callable[[], bool], seconds: float = 60) -> None:
+    late = time.monotonic() + seconds
+    while not there():
+        assert time.monotonic() < late, "it did not come"
+        time.sleep(0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_interrupted_and_taken_up_again(march, tmp_path, how):
+    write(tmp_path, MARCH)
+    page = grids.read(tmp_path / "grid.toml")
+    batch.run(tmp_path / "grid.toml", tmp_path / "whole", progress=False, workers=2)
+    running = start(tmp_path, "--workers", "2")
+    done = lambda: len(list((tmp_path / "out").glob("jobs/*/state.json")))  # noqa: E731
+    until(lambda: done() >= 2)
+    os.killpg(running.pid, how)
+    code = running.wait(30)
+    said = running.stdout.read()
+    assert done() < len(page), "too late to interrupt"
+    if how == signal.SIGINT:
+        assert code == 130 and "Run the same command again" in said and "Traceback" not in said
+    table = batch.run(tmp_path / "grid.toml", tmp_path / "out", progress=False)
+    assert table["status"].tolist() == ["done"] * len(page)
+    one, other = (batch.collect(tmp_path / name) for name in ("whole", "out"))
+    assert one.read_bytes() == other.read_bytes()
+
+
+def test_commands(march, tmp_path):
+    call = CliRunner().invoke
+    write(tmp_path, MARCH.replace('"a", "b", "c", "d", "e"', '"a", "broken"'))
+    grid, out = str(tmp_path / "grid.toml"), str(tmp_path / "out")
+    plan = call(app, ["batch", "run", grid, "--out", out, "--dry-run"])
+    assert plan.exit_code == 0 and "march far.smoke" in plan.stdout
+    assert not Path(out).exists()
+    ran = call(app, ["batch", "run", grid, "--out", out, "--set", "pause=0"])
+    assert ran.exit_code == 1 and "2 done, 2 failed" in ran.stdout
+    assert "ValueError: out of breath" in ran.stdout
+    told = json.loads(call(app, ["batch", "status", out, "--json"]).stdout)
+    assert [row["status"] for row in told] == ["done", "failed", "done", "failed"]
+    assert [row["rate"] for row in told] == [1.0, 1.0, 2.0, 2.0]
+    assert call(app, ["batch", "collect", out]).stdout.strip().endswith("store/rows.csv.gz")
+    drawn = call(app, ["batch", "plot", out])
+    assert drawn.exit_code == 0 and (tmp_path / "out" / "headline.svg").stat().st_size > 5000
+    assert call(app, ["batch", "plot", out, "--x", "raet"]).exit_code == 2
+    wrong = call(app, ["batch", "status", str(tmp_path)])
+    assert wrong.exit_code == 2 and "is no folder of a batch" in wrong.stderr
+
+
+def test_one_experiment_with_other_settings(march, tmp_path):
+    ran = CliRunner().invoke(
+        app, ["run", "march", "far", "--profile", "smoke", "--out", str(tmp_path / "out"),
+              "--set", "slow.rate=.125", "--seeds", "3,4"],
+    )  # fmt: skip
+    assert ran.exit_code == 0, ran.output
+    (page,) = (tmp_path / "out" / "march").glob("*.json")
+    assert [r["rate"] for r in json.loads(page.read_text())["settings"]["runs"]] == [0.125, 2.0]
+
+
+def test_a_picture_shows_means_and_reach(march, tmp_path):
+    page = {"set": FAR, "grid": {"rate": [1.0, 100.0], "mood": ["a", "b"], "seed": [1, 3]}}
+    batch.run(page, tmp_path / "out", progress=False)
+    figure = batch.plot(tmp_path / "out")
+    (axis,) = figure.axes
+    assert axis.get_xscale() == "log" and axis.get_xlabel() == "rate"
+    assert [text.get_text() for text in axis.get_legend().get_texts()] == ["mood = a", "mood = b"]
+    line, _, (bars,) = axis.containers[0]
+    assert line.get_ydata().tolist() == pytest.approx([2 / 3, 200 / 3])
+    assert [s[:, 1].tolist() for s in bars.get_segments()] == [
+        pytest.approx([1 / 3, 1]), pytest.approx([100 / 3, 100]),
+    ]  # fmt: skip
+
+
+# --- notebooks ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def notebook(tmp_path: Path) -> Path:
+    book = nbformat.v4.new_notebook()
+    book.metadata["kernelspec"] = {"name": "python3", "display_name": "", "language": "python"}
+    cells = [
+        ("parameters", "lr = 0.1\nout = ''"),
+        ("", "import pathlib\nassert lr < 1, 'too fast'"),
+        ("headline", "pathlib.Path(out, 'made').write_text('x')\nprint('loss', 2 * lr)"),
+    ]
+    for tag, source in cells:
+        book.cells.append(
+            nbformat.v4.new_code_cell(source, metadata={"tags": [tag] if tag else []})
+        )
+    nbformat.write(book, tmp_path / "a.ipynb")
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_notebooks_are_jobs_too(notebook):
+    write(notebook, 'notebook = "a.ipynb"\n[grid]\nlr = [0.25, 3.0]\n')
+    table = batch.run(notebook / "grid.toml", notebook / "out", progress=False)
+    assert table["status"].tolist() == ["done", "failed"]
+    assert table["headline"].tolist()[0] == 0.5 and "too fast" in table["why"].tolist()[1]
+    homes = [work.place(notebook / "out", job) for job in store.jobs(notebook / "out")]
+    assert (homes[0] / "made").read_text() == "x", "each has a folder of its own"
+    assert all((home / "notebook.ipynb").is_file() for home in homes), "failed ones are kept"
+    assert "too fast" in (homes[1] / "error.txt").read_text()
+    with pytest.raises(FedlibError, match=r"'rl'\. Did you mean 'lr'"):
+        batch.read({"notebook": str(notebook / "a.ipynb"), "grid": {"rl": [1]}})
+    with pytest.raises(FedlibError, match="no rows to collect"):
+        batch.collect(notebook / "out")
+
+
+def test_another_notebook_is_another_job(notebook):
+    page = {"notebook": str(notebook / "a.ipynb"), "set": {"lr": 0.5}}
+    (before,) = batch.read(page)
+    path = notebook / "a.ipynb"
+    path.write_text(path.read_text().replace("2 * lr", "3 * lr"))
+    (after,) = batch.read(page)
+    assert before.id != after.id
