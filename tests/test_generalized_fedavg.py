@@ -273,3 +273,29 @@ def test_room_is_asked_for_every_copy_of_every_run(monkeypatch):
     algorithm.round(algorithm.init(task, (1, 2, 3)), task)
     S = algorithm.participation.cohort((1,), 0)[0].shape[1]
     assert asked == [(3 * S, task.size, 3)]
+
+
+def test_an_interval_begins_where_the_warm_up_ended():
+    task = classification()
+    algorithm = GeneralizedFedAvg(SOME, amplify=3.0, interval=3, **MINI)
+    x = task.init((0, 1))
+    state = algorithm.init(task, (0, 1), x, t=7)
+    plain = FedAvg(SOME, **MINI)
+    other = plain.init(task, (0, 1), x, t=7)
+    for _ in range(3):
+        state, _ = algorithm.round(state, task)
+        other, _ = plain.round(other, task)
+    assert state.t == other.t == 10 and (other.x - x).norm() > 0.01
+    assert torch.allclose(state.x, x + 3.0 * (other.x - x), atol=1e-13)
+
+
+@pytest.mark.parametrize("batch_size", [None, 1])
+def test_everyone_comes_in_pieces_and_moves_the_model_as_one(batch_size):
+    rng, many = np.random.default_rng(2), 120
+    x, y = rng.standard_normal((2 * many, 3)), rng.standard_normal(2 * many)
+    parts = list(np.arange(2 * many).reshape(many, 2))
+    task = Task(linear(3), FederatedDataset.build(x, y, parts), "half_square")
+    both = dict(lr=0.1, local_steps=2, batch_size=batch_size)
+    waiting, _ = run(WaitMinibatch(pt.Cyclic(many), **both), task, 2)
+    at_once, _ = run(FedAvg(pt.Full(many), **both), task, 2)
+    assert torch.allclose(waiting, at_once, atol=1e-13)

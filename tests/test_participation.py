@@ -131,3 +131,57 @@ def test_errors():
         pt.Trace(np.ones((3, 2)))
     with pytest.raises(FedlibError, match=r"\(0, 1\]"):
         pt.Markov(10, on=0.0)
+
+
+RANDOM = [name for name in ALL if name not in ("full", "cyclic", "trace")]
+
+
+@pytest.mark.parametrize("name", RANDOM)
+def test_seeds_draw_apart(name):
+    one, other = (ALL[name].weights(seed, 0, 30) for seed in (3, 4))
+    assert not np.array_equal(one, other)
+
+
+def orders(process, start, rounds):
+    """Return the clients of each round, in the order of a pass."""
+    return [process.draw(3, t)[0].tolist() for t in range(start, start + rounds)]
+
+
+def test_every_pass_has_an_order_of_its_own():
+    process = ALL["regularized"]  # five rounds a pass
+    assert orders(process, 0, 5) != orders(process, 5, 5)
+    process = pt.Periodic(50, 1, groups=5, window=20, offset=0)  # two passes of ten a window
+    passes = [orders(process, start, 10) for start in (0, 10, 100, 110)]  # the first group
+    assert all(sorted(sum(one, [])) == list(range(10)) for one in passes)
+    assert len({str(one) for one in passes}) == 4
+
+
+def test_phases_are_spread_over_the_window():
+    process = pt.PeriodicSampler(20, 2, groups=5, window=10)
+    shifts = [process.shift(seed) for seed in range(200)]
+    assert set(shifts) == set(range(10)) and 3.5 < np.mean(shifts) < 5.5
+
+
+def test_chains_start_in_their_stationary_law():
+    process = pt.Markov(20_000, on=0.1, off=0.3)
+    assert len(process.draw(0, 0)[0]) / 20_000 == pytest.approx(0.1 / 0.4, abs=0.01)
+
+
+def test_a_cap_favours_nobody():
+    q = pt.Markov(10, on=0.9, off=0.1, cap=3).weights(0, 0, 3000)
+    assert ((q > 0).sum(1) <= 3).all()
+    assert np.abs(q.mean(0) - 0.1).max() < 0.02
+
+
+def test_the_drift_moves_by_its_speed():
+    process = pt.Drift(1001, 1, speed=3)
+    place = np.array([process.draw(5, t)[0][0] for t in range(10_000)])
+    steps = np.diff(place) % 1001
+    assert steps.max() == 6 and steps.min() == 0
+    assert steps.mean() == pytest.approx(3, abs=0.1)
+
+
+def test_rho2_is_of_the_most_unequal_round():
+    process = pt.Trace([[0.25, 0.25, 0.5], [0.0, 0.0, 1.0], [0.5, 0.5, 0.0]])
+    assert process.rho2(0, 3) == 1 and process.rho2(0, 1) == 0.375
+    assert process.rho2(0, 1, start=2) == 0.5

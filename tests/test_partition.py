@@ -66,3 +66,22 @@ def test_wrong_numbers_of_clients():
             partition.iid(LABELS, clients)
     with pytest.raises(FedlibError, match="multiple of 10"):
         partition.similarity(LABELS, 25)
+
+
+def test_first_blocks_take_the_remainder():
+    blocks = partition.contiguous_features(76, 16)
+    assert [len(block) for block in blocks] == [5] * 12 + [4] * 4
+    assert np.array_equal(np.concatenate(blocks), np.arange(76))
+
+
+def test_dirichlet_shuffles_a_class_and_rounds_by_largest_remainder(monkeypatch):
+    class Fixed:
+        def permutation(self, rows):
+            return rows[::-1]
+
+        def dirichlet(self, alpha):
+            return np.array([0.26, 0.07, 0.67])  # of ten rows 2.6, 0.7 and 6.7
+
+    monkeypatch.setattr(partition, "stream", lambda *name: Fixed())
+    parts = partition.dirichlet(np.zeros(10), 3, smallest=1)
+    assert [part.tolist() for part in parts] == [[8, 9], [7], [0, 1, 2, 3, 4, 5, 6]]

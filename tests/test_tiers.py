@@ -397,3 +397,45 @@ def test_weights_are_of_the_models_type():
     state = algorithm.init(task, (0,))
     drawn = draws.draw_one(algorithm, state, task)
     assert Cohort.of(task, 0, drawn, state.x).batch.weight.dtype == torch.float32
+
+
+def test_silos_that_share_a_model_begin_apart():
+    task = network(2)
+    assert task.models[0] is task.models[1]
+    one, other = (task.init((0, 1))[:, block] for block in task.columns)
+    assert not torch.equal(one, other) and not torch.equal(one[0], one[1])
+
+
+@pytest.mark.parametrize("limit", [None, 5, 100])
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_an_evaluation_reads_the_split_evenly(split, limit):
+    rng, blocks = np.random.default_rng(3), [[0, 1, 2], [3, 4, 5]]
+    x, y = rng.standard_normal((9, D)), rng.integers(0, 3, 9)
+    task = TieredTask(
+        [mlp(3, 4, 3)] * 2,
+        [X[:, b] for b in blocks],
+        LABELS,
+        whole(2),
+        [x[:, b] for b in blocks],
+        y,
+    )
+    theta = task.init((4,))
+    x, y = (X, LABELS) if split == "train" else (x, y)
+    n = min(limit or len(y), len(y))
+    rows = [k * (len(y) - 1) // (n - 1) for k in range(n)]
+    out = sum(
+        model.to_module(theta[:, columns])(torch.from_numpy(x[:, b])).detach()
+        for model, columns, b in zip(task.models, task.columns, blocks, strict=True)
+    )
+    found = task.evaluate(theta, split, limit)
+    right = out.argmax(1).numpy() == y
+    expected = torch.nn.functional.cross_entropy(out[rows], torch.from_numpy(y)[rows])
+    assert found["loss"].item() == pytest.approx(expected.item())
+    assert found["accuracy"].item() == pytest.approx(right[rows].mean())
+
+
+def test_a_minibatch_has_no_row_twice_and_is_drawn_anew():
+    first, second = (draw_ids((0, 1), t, M, 20) for t in (3, 4))
+    for ids in (*first, *second):
+        assert len(set(ids.tolist())) == 20 and set(ids.tolist()) <= set(range(M))
+    assert not torch.equal(first[0], first[1]) and not torch.equal(first[0], second[0])
