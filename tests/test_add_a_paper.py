@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import build
@@ -64,6 +65,12 @@ def test_its_page_shows_claim_measurement_and_erratum(followed):
     assert 'id="meet-c1"' in page and 'id="meet-e1"' in page
     assert "Often is better by far" in page and "twenty rounds end lower than one" in page
     assert "verdict-at-reduced-scale" in page and "check-holds" in page
+    titles = ["The paper says", "We read", "How we checked"]
+    erratum = tomllib.loads((home / "papers/meet/errata.toml").read_text("utf-8"))["erratum"][0]
+    places = []
+    for title, key in zip(titles, ("says", "reads", "checked"), strict=True):
+        places += [page.index(title), page.index(erratum[key][:20])]
+    assert places == sorted(places)
     assert 'href="#meet-c1"' in page, "the erratum links to the claim that it names"
 
 

@@ -107,3 +107,26 @@ def test_a_limited_evaluation_keeps_each_sample_s_own_weight():
     task = Task(location(1), data, "half_square")
     found = task.evaluate(torch.zeros(1, 1).double(), limit=2, average="clients")
     assert found["loss"].tolist() == [13.5]
+
+
+@pytest.mark.parametrize("limit", [2, 5, 100])
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_a_limited_evaluation_is_spread_over_the_split(split, limit):
+    task = unequal()
+    theta = task.init((0,))
+    x, y = (task.data.x, task.data.y) if split == "train" else (task.data.test_x, task.data.test_y)
+    n = min(limit, len(x))
+    rows = [k * (len(x) - 1) // (n - 1) for k in range(n)]
+    loss, right = by_hand(theta[0], x[rows], y[rows])
+    found = task.evaluate(theta, split, limit)
+    assert found["loss"].item() == pytest.approx((loss + 0.05 * (theta**2).sum()).item())
+    assert found["accuracy"].item() == pytest.approx(right.item())
+
+
+def test_a_gradient_has_all_of_the_l2_term():
+    task = unequal()
+    theta = task.init((0,))
+    leaf = theta.clone().requires_grad_()
+    part = task.data.parts[1]
+    (by_hand(leaf[0], task.data.x[part], task.data.y[part])[0] + 0.05 * (leaf**2).sum()).backward()
+    assert (task.client_gradients(theta)[1] - leaf.grad[0]).abs().max() < 1e-12

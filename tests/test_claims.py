@@ -164,6 +164,8 @@ def test_final_is_the_mean_over_the_last_tenth_of_the_rounds():
     for share, expected in ((0.0, [19, 39]), (0.1, [18.5, 38.5]), (0.5, [14.5, 34.5])):
         found = claims.last(record(frame), "a", "loss", "train", share)
         assert found.tolist() == expected, share
+    whole = curves({"a": np.arange(21.0)[None]})  # a tenth of 200 rounds begins after round 180
+    assert claims.last(record(whole), "a", "loss", "train", 0.1).tolist() == [19.5]
     uneven = frame[frame["round"].isin([0, 10, 20, 30, 40, 180, 190])]  # rounds decide, not rows
     assert claims.last(record(uneven), "a", "loss", "train", 0.5).tolist() == [18.5, 38.5]
 

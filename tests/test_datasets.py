@@ -264,6 +264,16 @@ def test_digits_needs_nothing_and_is_split_within_each_class(monkeypatch, tmp_pa
     assert data.fidelity == "canonical" and len(data.hashes) == 1
 
 
+def test_digits_of_another_scikit_learn_are_refused(monkeypatch):
+    from sklearn import datasets as theirs
+
+    bunch = theirs.load_digits()
+    bunch.data[1000, 20] += 1
+    monkeypatch.setattr(theirs, "load_digits", lambda: bunch)
+    with pytest.raises(FedlibError, match="not the ones of the card: expected SHA-256"):
+        datasets.load("digits")
+
+
 def test_idx_set_round_trip(tiny, monkeypatch):
     use(monkeypatch, tiny.mirror)
     data = datasets.load("tiny", normalise=False)

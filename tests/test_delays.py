@@ -88,3 +88,8 @@ def test_the_clock_never_goes_back():
         with pytest.raises(FedlibError, match="cannot be added"):
             queue.push(bad, "never")
     assert queue.pop() == (5.0, "now")
+
+
+def test_every_key_counts():
+    law = ShiftedExponential(0.0, 1.0)
+    assert law.draw(3, "comp", 1, 7) != law.draw(3, "comp", 1, 8)

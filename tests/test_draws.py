@@ -204,3 +204,26 @@ def test_draws_go_to_where_the_state_is():
     state = types.SimpleNamespace(x=torch.zeros(1, device="meta"))
     (((drawn,),),) = draws.ahead(One(), state, None, 1)
     assert drawn.device.type == "meta" == draws.draw_one(One(), state, None)[0].device.type
+
+
+def test_every_seed_and_client_and_pass_reads_in_an_order_of_its_own():
+    x, parts = np.zeros((40, 2)), [np.arange(20), np.arange(20, 40)]
+    data = FederatedDataset.build(x, np.zeros(40, int), parts)
+    cursor = np.zeros((2, 2), int)
+    reading, _ = data.read((1, 2), np.array([[0, 1], [0, 1]]), cursor, 2, 20)
+    orders = (reading.rows % 20).reshape(-1, 20)  # two passes of two clients in two runs
+    assert (np.sort(orders) == np.arange(20)).all()
+    assert len({tuple(order) for order in orders.tolist()}) == 8
+
+
+def test_crops_and_flips_are_drawn_anew_in_every_step_and_round():
+    data = FederatedDataset.build(
+        np.zeros((8, 1, 6, 6)), np.zeros(8, int), [np.arange(8)], augment=True
+    )
+    seen, cursor, whose = [], np.zeros((1, 1), int), np.array([[0]])
+    for _ in range(10):
+        reading, cursor = data.read((5,), whose, cursor, 2, 4)
+        seen += reading.jitter[:, 0].tolist()
+    assert len({tuple(one) for one in seen}) > 10
+    assert [min(part) for part in zip(*seen, strict=True)] >= [0, 0, 0]
+    assert [max(part) for part in zip(*seen, strict=True)] <= [8, 8, 1]

@@ -397,3 +397,42 @@ def test_the_split_is_one_whatever_the_seeds(monkeypatch):
     s = first_figure()
     studies.training(Job(s | {"runs": s["runs"][:1]}, (2,), progress=False))
     assert asked == [1]
+
+
+def test_an_unfinished_run_goes_on_only_under_the_same_code_and_cards(tmp_path, monkeypatch):
+    places = []
+
+    def stop(job):
+        places.append(job.folder)
+        raise FedlibError("far enough")
+
+    present = freshness.now(catalogue.settings(PAPER, "figB1", "smoke"))
+    monkeypatch.setattr(studies, "toy", stop)
+    for changes in ({}, dict(code={"toy": "other"}), dict(cards={"digits": "other"}), {}):
+        monkeypatch.setattr(freshness, "now", lambda s, c=changes: present | c)
+        with pytest.raises(FedlibError, match="far enough"):
+            again("figB1", tmp_path)
+    assert places[0] == places[3] and len(set(places)) == 3
+
+
+def test_what_is_not_the_release_is_said(monkeypatch):
+    def found(*kinds):
+        monkeypatch.setattr(datasets, "verify", lambda name: [dict(fidelity=k) for k in kinds])
+        return experiments._fidelity("mnist")
+
+    assert found("canonical", "canonical") == "canonical"
+    assert found("", "canonical", "re-encoded") == "re-encoded"
+    assert found("unverified", "re-encoded") == "re-encoded, unverified"
+
+
+def test_a_commit_with_changes_has_a_plus(tmp_path, monkeypatch):
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
+    module = tmp_path / "experiments.py"
+    monkeypatch.setattr(experiments, "__file__", str(module))
+    subprocess.run([*git, "init", "-q"], check=True)
+    module.write_text("1")
+    subprocess.run([*git, "add", "."], check=True)
+    subprocess.run([*git, "commit", "-q", "-m", "first"], check=True)
+    assert re.fullmatch(r"[0-9a-f]{40}", experiments._commit())
+    module.write_text("2")
+    assert re.fullmatch(r"[0-9a-f]{40}\+", experiments._commit())

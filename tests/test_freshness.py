@@ -273,3 +273,10 @@ for name in sys.argv[2:]:
         assert not records.differences(experiments.run(
             *name.split(), "smoke", out=tmp_path / "whole", progress=False
         ).frame, bare.frame, True), name  # fmt: skip
+
+
+def test_the_law_of_delays_counts(package):
+    before = package(paper="tiers", experiment="waiting")
+    package("population/delays.py", "self.shift + self.mean * unit", "self.mean * unit")
+    after = package(paper="tiers", experiment="waiting")
+    assert {n for n in before if before[n] != after[n]} == {"ShiftedExponential.draws"}

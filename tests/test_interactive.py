@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -135,6 +136,35 @@ def test_logarithmic_axes_place_decades_evenly():
     xy = np.array(re.findall(r"[ML](\S+) ([\d.]+)", figure.drawing(1)[0]), float)
     np.testing.assert_allclose(np.diff(xy, 2, axis=0), 0, atol=0.11)
     assert len(xy) == 3  # zero has no place on a logarithmic axis
+
+
+@pytest.mark.parametrize("log", [False, True])
+def test_ticks_and_points_stand_where_their_values_do(log):
+    limits = {"x": (1.0, 1000.0), "y": (0.01, 100.0)}
+    corners = {"x": [[1, 0.01], [1000, 100]]}
+    figure = Explorer(
+        "t", {"a": [1]}, lambda a: Frame(lines=corners),
+        xlim=limits["x"], ylim=limits["y"], xlog=log, ylog=log,
+    )  # fmt: skip
+    html, scale = figure._repr_html_(), math.log if log else float
+    box = re.search(r'class="fedx-p" width="(\d+)" height="(\d+)"', html)
+    wide, high = map(int, box.groups())
+    assert figure.drawing(1)[0] == f"M0.0 {high}.0L{wide}.0 0.0"
+    grid = re.search(r'class="fedx-g" d="([^"]*)"', html).group(1)
+    for axis, line in (("x", r"M(\S+) 0v"), ("y", r"M0 (\S+)h")):
+        texts = re.findall(rf'class="fedx-{axis}" x="(\S+)" y="([^" ]+)"[^>]*>([\d.]+)<', html)
+        low, high_ = map(scale, limits[axis])
+        for x, y, text in texts:
+            share = (scale(float(text)) - low) / (high_ - low)
+            want = wide * share if axis == "x" else high * (1 - share)
+            assert float(x if axis == "x" else y) == pytest.approx(want, abs=0.06), (axis, text)
+        assert [x if axis == "x" else y for x, y, _ in texts] == re.findall(line, grid)
+        assert len(texts) > 3
+
+
+def test_the_readouts_are_those_of_the_start():
+    page = explorer(start=(0.5, KINDS[0]))._repr_html_()
+    assert "<dt>value</dt><dd>0.167</dd>" in page
 
 
 def test_equal_scale():

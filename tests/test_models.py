@@ -253,3 +253,21 @@ def test_batchnorm_refuses_padding_that_nobody_told_of():
     task = Task(Model(net), FederatedDataset.build(x, y, [np.arange(3), np.arange(3, 5)]))
     with pytest.raises(FedlibError, match="BatchNorm"):
         task.grad(task.init([0, 1]), task.data.full_batch())
+
+
+def test_an_lstm_starts_as_pytorchs():
+    model = models.lstm(2, 16, 3)
+    theta = torch.cat([model.init(stream(seed, "init")) for seed in range(20)])
+    for name, view in model.views(theta).items():
+        assert 0.9 / 4 < view.abs().max() <= 1 / 4, name
+
+
+@pytest.mark.parametrize("norm", ["group", "batch"])
+def test_a_normalisation_starts_as_the_identity(norm):
+    model = models.resnet18((1, 16, 16), 2, norm)
+    module = model.to_module(model.init(stream(0, "init")))
+    kinds = (nn.GroupNorm, nn.BatchNorm2d)
+    layers = [layer for layer in module.modules() if isinstance(layer, kinds)]
+    assert len(layers) == 20  # two in each of eight blocks, three on shortcuts, one at the stem
+    for layer in layers:
+        assert (layer.weight == 1).all() and (layer.bias == 0).all()

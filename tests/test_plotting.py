@@ -122,6 +122,9 @@ def test_smoothing_is_a_centred_mean():
     for width in (3, 0.6):
         ax = plotting.curves(frame, "loss", smooth=width)
         np.testing.assert_allclose(ax.lines[0].get_ydata(), [1.5, 3, 3, 3, 1.5])
+    lost = records({"amplified": [[0.0, 3.0, 6.0, np.nan, np.nan]]})
+    ax = plotting.curves(lost, "loss", smooth=3)
+    np.testing.assert_allclose(ax.lines[0].get_ydata(), [1.5, 3, 4.5, np.nan, np.nan])
 
 
 def test_diverged_run_is_marked_where_it_ends_and_counted():

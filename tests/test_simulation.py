@@ -206,8 +206,12 @@ def test_an_earlier_divergence_survives_the_resumption(tmp_path):
         dict(algorithm=FedAvg(pt.PeriodicSampler(N, 2, 2, 4), **MINI)),
         dict(rounds=ROUNDS + 1),
         dict(seeds=(1, 5)),
+        dict(evaluate_every=4),
+        dict(evaluate_at=[3]),
+        dict(splits=("train", "train")),
+        dict(limit=5),
     ],
-    ids=["rate", "algorithm", "rounds", "seeds"],
+    ids=["rate", "algorithm", "rounds", "seeds", "schedule", "looks", "splits", "limit"],
 )
 def test_checkpoint_of_another_run_is_refused(changes, tmp_path):
     trained("amplified", tmp_path)
@@ -394,6 +398,26 @@ def test_a_diverged_seed_leaves_the_healthy_ones_alone():
     assert mine.equals(other)
     broken = history.frame.query("seed == 4 and metric == 'loss'").set_index("round")["value"]
     assert np.isfinite(broken.loc[:6]).all() and broken.loc[9:].isna().all()
+
+
+def test_an_infinite_value_is_a_divergence():
+    def measure(state, task):
+        return {("train", "loss"): torch.tensor([-1.0, float("inf"), -float("inf")])}
+
+    history = trained("amplified", seeds=(1, 4, 6), evaluate=measure)
+    assert history.diverged == {4: 0, 6: 0}
+
+
+def test_only_training_rows_are_limited():
+    task = classification()
+    task.data.test_x, task.data.test_y = task.data.x[:9], task.data.y[:9]
+    history = simulate(
+        ALGORITHMS["amplified"], task, 0, (3,), splits=("train", "test"), limit=4, progress=False
+    )
+    found = history.frame.set_index(["split", "metric"])["value"]
+    for split, limit in (("train", 4), ("test", None)):
+        for metric, value in task.evaluate(history.state.x, split, limit).items():
+            assert found[split, metric] == value.item()
 
 
 def test_the_run_ends_when_all_have_diverged():

@@ -209,12 +209,20 @@ def test_the_front_page_counts_the_verdicts(html):
             assert (int(shown.group(1)) if shown else 0) == count
 
 
-def test_every_erratum_has_an_address(html):
+def letters(text: str) -> str:
+    """Return a text without what Markdown or a page adds to it."""
+    return re.sub(r"\{[a-z:]+\}|[^A-Za-z]", "", text)
+
+
+def test_every_erratum_has_an_address_and_its_three_parts(html):
     page = (html / "book" / "errata.html").read_text("utf-8")
     seen = 0
     for home in paths.papers("errata.toml").values():
         for erratum in tomllib.loads((home / "errata.toml").read_text("utf-8"))["erratum"]:
-            assert f'id="{erratum["id"].lower()}"' in page
+            (box,) = re.findall(rf'id="{erratum["id"].lower()}">(.*?)</dl>', page, re.S)
+            told = [text_of(part) for part in re.findall(r"<dd>(.*?)</dd>", box, re.S)]
+            for key, shown in zip(("says", "reads", "checked"), told, strict=True):
+                assert letters(shown).startswith(letters(erratum[key])[:20]), erratum["id"]
             seen += 1
     assert seen > 20
 

@@ -177,6 +177,12 @@ def test_noise_of_a_weighted_mean_has_the_stated_coefficient():
     np.testing.assert_allclose(own, 1 - theory.rho2(q), atol=1e-15)
 
 
+def test_lemma_c1_by_hand():
+    """3 I γ² (6 I ν² + σ² (1 - Σq²)) = 3 · 2 · 0.0001 · (12 · 5 + 8 · 0.75) = 0.0396."""
+    known = dict(L=1.0, lr=0.01, local_steps=2, nu2=5.0, sigma2=8.0, weight_norm2=0.25)
+    assert theory.lemma_c1_bound(**known) == pytest.approx(0.0396)
+
+
 def test_step_size_turns_lemma_c1_into_its_share_of_lemma_c2():
     for steps, interval in [(1, 1), (1, 9), (5, 1), (5, 25)]:
         lr, nu2, s2 = 1 / (12 * steps * interval), 2.0, 3.0  # L = 1, at the limit
