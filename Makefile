@@ -7,11 +7,12 @@ READY  := $(VENV)/.ready
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help book test lab bench gpu strip clean
+.PHONY: help book test mutants lab bench gpu strip clean
 
 help:
 	@echo "make book    run every notebook and build the book (_build/html/index.html)"
 	@echo "make test    check the code, the notebooks and the built book"
+	@echo "make mutants MODULE=fedlib/engine/data.py: put mistakes into it; does a test notice?"
 	@echo "make lab     open the notebooks in JupyterLab"
 	@echo "make bench   time the hot path against a plain loop"
 	@echo "make gpu     check a GPU against the CPU, time it, go on with the large records"
@@ -41,6 +42,12 @@ book: $(READY)
 test: $(READY)
 	@$(BIN)/ruff check
 	@$(BIN)/python -m pytest
+
+# A sample of the mistakes; SAMPLE=0 tries all. TESTS names the tests, if not those that import it.
+SAMPLE ?= 40
+SEED   ?= 0
+mutants: $(READY)
+	@$(BIN)/python tests/mutants.py $(MODULE) --sample $(SAMPLE) --seed $(SEED) $(if $(TESTS),--tests $(TESTS))
 
 lab: $(READY)
 	@$(BIN)/jupyter lab notebooks
