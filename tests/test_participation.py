@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from fedlib.engine.rng import stream
 from fedlib.errors import FedlibError
 from fedlib.population import participation as pt
 
@@ -185,3 +186,9 @@ def test_rho2_is_of_the_most_unequal_round():
     process = pt.Trace([[0.25, 0.25, 0.5], [0.0, 0.0, 1.0], [0.5, 0.5, 0.0]])
     assert process.rho2(0, 3) == 1 and process.rho2(0, 1) == 0.375
     assert process.rho2(0, 1, start=2) == 0.5
+
+
+def test_the_official_sampler_takes_permutations_from_their_ends():
+    process = pt.PeriodicSampler(6, 2, groups=1, window=4)
+    first, second = (stream(3, "participation", k).permutation(6)[::-1] for k in (0, 1))
+    assert sum(orders(process, 0, 6), []) == [*first, *second]
