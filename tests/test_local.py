@@ -228,6 +228,21 @@ def test_the_cut_is_even_and_does_not_look_at_the_cores(cores, monkeypatch):
     assert local._copies_at_once(task, theta, batches, "batched") > 100
 
 
+def test_copies_at_once_are_those_that_fit(monkeypatch):
+    task, theta, batches = problem("fashion_cnn", np.float32)
+    read = batches[0].rows.shape[1] * 28 * 28
+    threads, batched = task.size + read, 2 * task.size + 4 * read
+    monkeypatch.setattr(local, "CACHED", 3 * threads)
+    monkeypatch.setattr(local, "HELD", 5 * batched)
+    assert local._copies_at_once(task, theta, batches, "threads") == 3
+    assert local._copies_at_once(task, theta, batches, "batched") == 5
+    monkeypatch.setattr(local, "CACHED", 3 * threads - 1)
+    monkeypatch.setattr(local, "HELD", 1)
+    assert local._copies_at_once(task, theta, batches, "threads") == 2
+    assert local._copies_at_once(task, theta, batches, "batched") == 1
+    assert local._copies_at_once(task, theta, [], "batched") == 1
+
+
 def test_pieces_are_spread_over_the_cores(cores, monkeypatch):
     cores(2)
     task, theta, batches = problem("any module")

@@ -547,6 +547,14 @@ def test_smoothness_is_the_spectral_norm():
     assert found == pytest.approx(expected, rel=1e-3)
 
 
+def test_a_constant_gradient_has_no_smoothness():
+    class Slope:
+        def client_gradients(self, theta):
+            return torch.ones(2, theta.shape[1], dtype=theta.dtype)
+
+    assert estimate.smoothness(Slope(), torch.zeros(1, 3).double()) == 0
+
+
 def test_smoothness_of_the_toy_task_is_one():
     task = toy_task()
     theta = torch.zeros(1, 2, dtype=torch.float64)
