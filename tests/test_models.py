@@ -271,3 +271,15 @@ def test_a_normalisation_starts_as_the_identity(norm):
     assert len(layers) == 20  # two in each of eight blocks, three on shortcuts, one at the stem
     for layer in layers:
         assert (layer.weight == 1).all() and (layer.bias == 0).all()
+
+
+def test_a_rule_is_told_the_inputs_of_its_layer():
+    seen = {}
+
+    def rule(name, shape, fan_in, rng):
+        seen[name] = fan_in
+        return np.zeros(tuple(shape))
+
+    net = nn.Sequential(nn.LayerNorm(6), nn.Unflatten(1, (2, 3)), nn.Conv1d(2, 5, 3))
+    Model(net, None, rule).init(stream(0, "init"))
+    assert seen == {"0.weight": 1, "0.bias": 1, "2.weight": 2 * 3, "2.bias": 2 * 3}
