@@ -194,3 +194,12 @@ def test_what_cannot_be_swept_is_told():
         simulate(algorithm, task, 1, (1, 2, 1), name="a", progress=False)
     with pytest.raises(FedlibError, match="2 names for 1 runs"):
         simulate(algorithm, task, 1, name=("a", "b"), progress=False)
+
+
+def test_without_seeds_it_is_seed_zero():
+    algorithm = FedAvg(pt.Independent(N, 3), 0.1, batch_size=5)
+    frames = [sweep(algorithm, problem(), 1, {"lr": [0.1]}, progress=False).frame]
+    frames.append(simulate(algorithm, problem(), 1, progress=False).frame)
+    for frame in frames:
+        assert set(frame["seed"]) == {0}
+    assert frames[0]["value"].tolist() == frames[1]["value"].tolist()
