@@ -39,6 +39,7 @@ def values(outcome, **where):
     frame = outcome.frame
     for column, wanted in where.items():
         frame = frame[frame[column] == wanted]
+    assert len(frame), where
     return frame["value"].to_numpy()
 
 

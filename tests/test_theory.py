@@ -570,3 +570,15 @@ def test_gradient_noise_is_the_variance_of_each_client():
     np.testing.assert_allclose(noise, 5 * scale[:, 0].numpy() ** 2, rtol=0.06)
     with pytest.raises(FedlibError, match="No batches"):
         estimate.gradient_noise(task, torch.ones(1, 5, dtype=torch.float64), [])
+
+
+def test_corollary_3_2_by_hand():
+    """12 √(σ² ρ² L F / (I T)) = 12 √(2 · 0.5 · 4 · 9 / 100), and 16 L P F / T."""
+    c = {"L": 4.0, "gap": 9.0, "rho2": 0.5, "sigma2": 2.0, "nu2": 0.0, "beta2": 0.0, "delta2": 0.0}
+    terms = theory.corollary_3_2(**c, local_steps=1, interval=2, rounds=100).terms
+    assert terms["statistical"] == pytest.approx(7.2)
+    assert terms["deterministic"] == pytest.approx(11.52)
+
+
+def test_proposition_4_4_by_hand():
+    assert theory.proposition_4_4(3.0, [[0.1, 0.2], [0.0, 0.5]]) == pytest.approx([1.8, 3.0])

@@ -398,3 +398,15 @@ def test_local_steps_can_beat_every_single_step():
     many = theory.jacobi_residual_factor(curvature=curvatures, silos=1, lr=1.0, Q=300)
     assert single == pytest.approx(0.99 / 1.01, rel=1e-3)
     assert np.abs(many).max() < 0.05
+
+
+def test_drift_bound_by_a_loop():
+    expected = sum(((1 + 0.5 * 2.0) ** m - 1) ** 2 for m in range(4))  # 0, 1, 9 and 49
+    assert expected == 59
+    assert theory.drift_bound(L_max=2.0, lr=0.5, Q=4, gradient2=3.0) == pytest.approx(3 * 59)
+
+
+def test_a_round_needs_a_block_for_every_silo():
+    x = np.eye(2)
+    with pytest.raises(ValueError, match="shorter|longer"):
+        theory.linear_round(features=[x, x], targets=[0, 0], theta=[[1, 1]], lr=0.1, Q=1)

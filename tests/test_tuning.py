@@ -196,3 +196,11 @@ def test_the_digest_of_settings_with_a_study_covers_it():
     plain = catalogue.settings("participation", "factor", "smoke")
     with_study = plain | dict(study="fedlib.papers.tiers.study:latency")
     assert freshness.now(plain)["code"].keys() < freshness.now(with_study)["code"].keys()
+
+
+def test_early_rounds_are_fibonacci_numbers():
+    early = [1, 2]
+    while early[-1] < 89:
+        early.append(early[-1] + early[-2])
+    assert off_cycle(1000, 1) == [0, *early, 1000]
+    assert off_cycle(21, 1) == [0, 1, 2, 3, 5, 8, 13, 21]
