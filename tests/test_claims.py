@@ -101,6 +101,13 @@ def test_within_a_band():
 # --- intervals ------------------------------------------------------------------------------------
 
 
+def test_the_ends_of_a_band_belong_to_it():
+    assert claims.within(1.0, 1.0, 1.0, 1.0) == HOLDS
+    assert claims.within(0.2, 0.3, 0.2, 0.5) == claims.within(0.4, 0.5, 0.2, 0.5) == HOLDS
+    assert claims.within(0.1, 0.2, 0.2, 0.5) == claims.within(0.5, 0.6, 0.2, 0.5)
+    assert claims.within(0.1, 0.2, 0.2, 0.5) == UNDECIDED
+
+
 def test_the_interval_is_student_s_at_the_level_asked_for():
     values = np.random.default_rng(0).standard_normal(6)
     for level in (0.95, 1 - 0.05 / 7):
@@ -132,6 +139,8 @@ def test_intervals_of_runs_that_diverged(values, expected):
 def test_words():
     values = np.array([0.1, 0.2, 0.3])
     assert Measured(values, values).words(0.95) == "0.20 ± 0.25"
+    assert Measured(1000 * values, 1000 * values).words(0.95) == "200 ± 248"
+    assert Measured(20 * values, 20 * values).words(0.95) == "4.0 ± 5.0"
     assert Measured(values[:1], values[:1]).words(0.95) == "0.1"
     assert Measured(values, values, lost="a diverged").words(0.95) == "a diverged"
     ratio = np.log([2.0, 2.0, 2.0])
