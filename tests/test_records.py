@@ -331,6 +331,7 @@ def test_differences():
     assert records.differences(FRAME, close, True) == ""
     assert "1 of 2 values" in records.differences(FRAME, off, True)
     assert records.differences(FRAME, FRAME.assign(value=[0.335, np.nan]), False) == ""
-    assert "2 of 2" in records.differences(FRAME, FRAME.assign(value=[0.5, 1.0]), False)
+    said = records.differences(FRAME, FRAME.assign(value=[0.5, 1.0]), False)
+    assert said.startswith("2 of 2") and said.endswith("now 0.5"), "the first is named"
     assert "other runs" in records.differences(FRAME, FRAME.assign(seed=[1, 2]), True)
     assert "1 rows" in records.differences(FRAME[:1], FRAME, True)
