@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 import json
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +20,7 @@ import torch
 from torch.nn.functional import conv2d, cross_entropy
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
+from fedlib import batch as batches
 from fedlib import files
 from fedlib.datasets import partition
 from fedlib.engine import models
@@ -374,7 +379,117 @@ def tiers_table() -> list[dict[str, Any]]:
     return rows
 
 
-BENCHES = {"local-sgd": local_sgd_table, "tiers": tiers_table, "roofline": roofline_table}
+# --- batches --------------------------------------------------------------------------------------
+
+SMOKE = {"paper": "participation", "experiment": "fig1", "profile": "smoke"}
+
+
+def batch_table(jobs: int = 40, notebooks: int = 8) -> list[dict[str, Any]]:
+    """Count jobs a minute of ``fedlib batch`` and of loops that do the same.
+
+    The jobs are small runs of Figure 1 that differ in a setting which lets none be joined with
+    another, and one grid of as many seeds, which are. The loops: a shell that starts ``fedlib run``
+    or ``papermill`` for each job, and Python in one process.
+
+    Parameters
+    ----------
+    jobs, notebooks
+        How many, as experiments and as notebooks.
+
+    Returns
+    -------
+    list of dict
+        Rows with name, jobs, seconds, jobs a minute, and ``"to the loop"``: seconds over those of
+        the Python loop, for as many jobs.
+    """
+    grid = {"set": SMOKE, "grid": {"window": [50 * (k + 1) for k in range(jobs)]}}
+    seeds = {"set": SMOKE, "grid": {"seed": list(range(1, jobs + 1))}}
+    rows = []
+    with tempfile.TemporaryDirectory() as place:
+        home = Path(place)
+        (home / "cell.ipynb").write_text(_small_notebook())
+        sheets = {"notebook": str(home / "cell.ipynb"), "set": {"out": str(home / "loop")}}
+        sheets["grid"] = {"window": grid["grid"]["window"][:notebooks]}
+
+        def command(job: batches.BatchJob, n: int) -> list[str]:
+            if job.notebook:
+                given = [w for k, v in job.parameters.items() for w in ("-p", k, str(v))]
+                done = str(home / f"{n}.ipynb")
+                return [
+                    sys.executable,
+                    "-m",
+                    "papermill",
+                    "--no-progress-bar",
+                    job.notebook,
+                    done,
+                    *given,
+                ]
+            words = [f"{k}={v}" for k, v in job.changes.items()]
+            run = [sys.executable, "-m", "fedlib", "run", *list(SMOKE.values())[:2]]
+            run += ["--profile", "smoke", "--out", str(home / f"shell{n}")]
+            return [*run, *[w for word in words for w in ("--set", word)]]
+
+        def shell(page: dict[str, Any]) -> None:
+            for n, job in enumerate(batches.read(page)):
+                subprocess.run(command(job, n), capture_output=True, check=True)
+
+        def loop() -> None:
+            subprocess.run([sys.executable, "-c", LOOP, json.dumps(grid), str(home / "python")],
+                           capture_output=True, check=True)  # fmt: skip
+
+        works: dict[str, tuple[int, Callable[[], Any]]] = {
+            "Python loop, one process": (jobs, loop),
+            "shell loop of fedlib run": (jobs, lambda: shell(grid)),
+            "shell loop of papermill": (notebooks, lambda: shell(sheets)),
+        }
+        pages = (("experiments", grid), ("seeds", seeds), ("notebooks", sheets))
+        for workers, (kind, page) in itertools.product((1, 2), pages):
+            works[f"batch of {kind}, workers: {workers}"] = (
+                notebooks if page is sheets else jobs,
+                functools.partial(batches.run, page, home / f"{kind}{workers}", workers,
+                                  progress=False),
+            )  # fmt: skip
+        for name, (count, do) in works.items():
+            began = time.perf_counter()
+            do()
+            taken = time.perf_counter() - began
+            rows.append({"name": name, "jobs": count, "seconds": round(taken, 1),
+                         "jobs a minute": round(60 * count / taken, 1)})  # fmt: skip
+    each = rows[0]["seconds"] / jobs
+    return [row | {"to the loop": round(row["seconds"] / row["jobs"] / each, 2)} for row in rows]
+
+
+LOOP = """
+import json, sys
+from fedlib import batch
+from fedlib.evidence import experiments
+for job in batch.read(json.loads(sys.argv[1])):
+    experiments.run(job.paper, job.experiment, job.profile, job.seeds, job.device,
+                    f"{sys.argv[2]}/{job.id}", False, changes=job.changes)
+"""
+
+
+def _small_notebook() -> str:
+    """Return a notebook that runs the same as a job of the grid."""
+    import nbformat
+
+    run = (
+        f"from fedlib.evidence import experiments\nexperiments.run(*{[*SMOKE.values()]}, "
+        "out=f'{out}/{window}', progress=False, changes={'window': window})"
+    )
+    cells = [nbformat.v4.new_code_cell(text) for text in ("window, out = 50, ''", run)]
+    cells[0]["source"], cells[0]["metadata"]["tags"] = "window = 50\nout = ''", ["parameters"]
+    held = nbformat.v4.new_notebook(cells=cells)
+    held["metadata"]["kernelspec"] = {"name": "python3", "display_name": "", "language": "python"}
+    return nbformat.writes(held)
+
+
+BENCHES = {
+    "local-sgd": local_sgd_table,
+    "tiers": tiers_table,
+    "roofline": roofline_table,
+    "batch": batch_table,
+}
 
 
 def run(name: str) -> list[dict[str, Any]]:

@@ -145,7 +145,7 @@ def test_values_of_a_command_line():
 @pytest.mark.parametrize(
     ("page", "words"),
     [
-        ({"set": FAR, "gird": {}}, ["'gird'", "Did you mean 'grid'"]),
+        ({"set": FAR, "gridd": {}}, ["'gridd'", "Did you mean 'grid'"]),
         ({"set": FAR, "grid": {"rate": []}}, ["'rate' has no values"]),
         ({"set": FAR, "grid": {"rate": 3}}, ["'rate' is 3", "array"]),
         ({"set": FAR, "grid": {"raet": [1.0]}}, ["'raet'", "Did you mean 'rate'"]),
@@ -330,6 +330,19 @@ def test_a_full_disk_ends_with_a_sentence(march, tmp_path):
     )  # fmt: skip
     assert done.returncode == 2 and "Cannot write to" in done.stderr, done.stderr
     assert "Traceback" not in done.stderr and not list(tmp_path.rglob("*.part"))
+
+
+def test_a_script_needs_no_guard(march, tmp_path):
+    script = f"""
+from fedlib import batch
+print("begun")
+print(batch.run({{"set": {FAR!r}}}, {str(tmp_path / "out")!r}, progress=False)["status"].tolist())
+"""
+    (tmp_path / "script.py").write_text(script)
+    for given in ([str(tmp_path / "script.py")], ["-"]):
+        done = subprocess.run([sys.executable, *given], input=script, capture_output=True, text=True,
+                              timeout=60, check=True)  # fmt: skip
+        assert done.stdout.split("\n")[:2] == ["begun", "['done']"]
 
 
 def test_two_of_the_same_batch_refuse_each_other(march, tmp_path):

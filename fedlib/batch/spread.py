@@ -6,7 +6,9 @@ import contextlib
 import os
 import shutil
 import signal
+import sys
 import tempfile
+import types
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -118,7 +120,7 @@ def _processes(units: Sequence[Unit], folder: Path, workers: int, threads: int) 
     from pebble import ProcessExpired, ProcessPool
 
     few = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
-    with _environment(few):
+    with _environment(few), _no_main():
         pool = ProcessPool(
             min(workers, len(units)), initializer=_begin, initargs=[threads],
             context=multiprocessing.get_context("spawn"),
@@ -147,6 +149,17 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
     finally:
         for name, value in before.items():
             os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+@contextlib.contextmanager
+def _no_main() -> Iterator[None]:
+    """Keep workers from running the main script once more: it would begin the batch anew."""
+    held = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = held
 
 
 def _begin(threads: int) -> None:
