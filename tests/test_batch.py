@@ -336,12 +336,15 @@ def test_a_script_needs_no_guard(march, tmp_path):
     script = f"""
 from fedlib import batch
 print("begun")
-print(batch.run({{"set": {FAR!r}}}, {str(tmp_path / "out")!r}, progress=False)["status"].tolist())
+table = batch.run({{"set": {FAR!r}}}, {str(tmp_path / "out")!r}, progress=False)
+print(table["status"].tolist())
 """
     (tmp_path / "script.py").write_text(script)
     for given in ([str(tmp_path / "script.py")], ["-"]):
-        done = subprocess.run([sys.executable, *given], input=script, capture_output=True, text=True,
-                              timeout=60, check=True)  # fmt: skip
+        done = subprocess.run(
+            [sys.executable, *given], input=script, capture_output=True, text=True, timeout=60,
+            check=True,
+        )  # fmt: skip
         assert done.stdout.split("\n")[:2] == ["begun", "['done']"]
 
 

@@ -25,6 +25,7 @@ from fedlib.batch.units import Unit, plan
 from fedlib.batch.units import shard as part_of
 from fedlib.errors import FedlibError
 
+LOG = "workers.log"
 Finished = Iterator[dict[str, str]]
 
 
@@ -100,6 +101,7 @@ def run(
         table = store.status(folder)
         if (table["status"] == work.DONE).all():
             shutil.rmtree(folder / "units", ignore_errors=True)
+            (folder / LOG).unlink(missing_ok=True)
     return table
 
 
@@ -122,7 +124,7 @@ def _processes(units: Sequence[Unit], folder: Path, workers: int, threads: int) 
     few = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
     with _environment(few), _no_main():
         pool = ProcessPool(
-            min(workers, len(units)), initializer=_begin, initargs=[threads],
+            min(workers, len(units)), initializer=_begin, initargs=[threads, folder],
             context=multiprocessing.get_context("spawn"),
         )  # fmt: skip
         try:
@@ -162,11 +164,13 @@ def _no_main() -> Iterator[None]:
         sys.modules["__main__"] = held
 
 
-def _begin(threads: int) -> None:
-    """Prepare a worker: Ctrl-C is its parent's business."""
+def _begin(threads: int, folder: Path) -> None:
+    """Prepare a worker: Ctrl-C is its parent's business, and what it mutters goes into a file."""
     import torch
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with (folder / LOG).open("ab") as log:
+        os.dup2(log.fileno(), 2)
     torch.set_num_threads(threads)
 
 

@@ -17,6 +17,7 @@ from fedlib.batch.grid import BatchJob
 from fedlib.errors import FedlibError, unknown
 
 PAGE = "jobs.json"
+TICKS = 8  # values of an axis that are written out
 
 
 def keep(folder: Path, jobs: list[BatchJob]) -> None:
@@ -152,6 +153,9 @@ def plot(folder: str | Path, x: str | None = None, by: str | None = None) -> Any
     numbers = pd.to_numeric(table[x], errors="coerce")
     if numbers.min() > 0 and numbers.max() >= 10 * numbers.min():
         axis.set_xscale("log")
+    if numbers.notna().all() and table[x].nunique() <= TICKS:
+        axis.minorticks_off()
+        axis.set_xticks(sorted(table[x].unique()), [f"{v:g}" for v in sorted(table[x].unique())])
     axis.set(xlabel=x, ylabel=_label(jobs(folder)[0]))
     if by:
         axis.legend()
