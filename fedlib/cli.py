@@ -302,11 +302,10 @@ def batch_run(
     from fedlib import batch
     from fedlib.batch.grid import values
     from fedlib.batch.units import describe, plan
-    from fedlib.batch.units import shard as part_of
 
     given = values(changes or [])
     if dry_run:
-        _print(describe(part_of(plan(batch.read(grid, given), workers), shard)), False)
+        _print(describe(plan(batch.read(grid, given), workers, shard)), False)
         return
     table = batch.run(grid, out, workers, threads, ray, shard, retry, given, sys.stderr.isatty())
     _told(table)

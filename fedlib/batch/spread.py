@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 import types
@@ -22,7 +23,6 @@ from fedlib import files
 from fedlib.batch import grid as grids
 from fedlib.batch import store, work
 from fedlib.batch.units import Unit, plan
-from fedlib.batch.units import shard as part_of
 from fedlib.errors import FedlibError
 
 LOG = "workers.log"
@@ -81,14 +81,17 @@ def run(
         raise FedlibError(f"At least one worker and one thread; got {workers} and {threads}.")
     jobs = grids.read(grid, changes)
     folder = files.make_folder(Path(out).expanduser())
-    todo = part_of(plan(jobs, workers), shard)
+    todo = plan(jobs, workers, shard)
     lock = folder / f".{shard.replace('/', '-of-')}.lock"
-    with files.only_one(lock, f"A batch, shard {shard},"):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(files.only_one(lock, f"A batch, shard {shard},"))
         store.keep(folder, jobs)
+        if ray:
+            todo = plan(jobs, stack.enter_context(_joined(ray, threads)), shard)
         left = [part for unit in todo if (part := _left(unit, folder, retry))]
         found: Finished = iter(())
         if left and ray:
-            found = _cluster(left, folder, ray, threads)
+            found = _cluster(left, folder, threads)
         elif left:
             found = _processes(left, folder, workers, threads)
         counts = Counter()
@@ -195,37 +198,68 @@ def _ending(code: int) -> str:
 # ------------------------------------------------------------------ a cluster
 
 
-def _cluster(units: Sequence[Unit], folder: Path, address: str, threads: int) -> Finished:
-    """Spread units over a Ray cluster. The nodes need fedlib and the data, and no common disk."""
+@contextlib.contextmanager
+def _joined(address: str, threads: int) -> Iterator[int]:
+    """Join a Ray cluster for a while; yield how many units it can carry out side by side."""
     try:
         import ray
     except ImportError as error:
         raise FedlibError("--ray needs Ray: pip install 'fedlib[ray]'.") from error
-    ray.init(address=address, logging_level="ERROR", log_to_driver=False, ignore_reinit_error=True)
     try:
-        # A unit whose node is lost is begun anew on another.
-        remote = ray.remote(num_cpus=threads, max_retries=-1)(_elsewhere)
-        waiting = {remote.remote(unit, threads): unit for unit in units}
-        while waiting:
-            (done,), _ = ray.wait(list(waiting), num_returns=1)
-            unit = waiting.pop(done)
-            try:
-                told, made = ray.get(done)
-            except ray.exceptions.RayError as error:
-                yield work.fail(unit, folder, f"Ray gave it up: {error}")
-                continue
-            for name in sorted(made, key=lambda name: name.endswith("state.json")):  # it comes last
-                home = files.make_folder((folder / name).parent)
-                files.publish(home / Path(name).name, made[name])
-            yield told
+        _knock(os.environ.get("RAY_ADDRESS", address) if address == "auto" else address)
+        ray.init(address, logging_level="ERROR", log_to_driver=False)
+    except (OSError, RuntimeError, ValueError) as error:
+        raise FedlibError(
+            f"No Ray cluster answers at '{address}' ({error}). `ray start --head` starts one and "
+            "says where; `ray status --address ADDRESS` shows its nodes."
+        ) from error
+    try:
+        nodes = [node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"]]
+        places = sum(int(cores) // threads for cores in nodes)
+        if not places:
+            raise FedlibError(f"No node of the cluster at '{address}' has {threads} cores.")
+        yield places
     finally:
         ray.shutdown()
 
 
-def _elsewhere(unit: Unit, threads: int) -> tuple[dict[str, str], dict[str, bytes]]:
-    """Carry out a unit on a node, and return its files."""
+def _knock(address: str) -> None:
+    """Raise OSError where nobody listens: Ray would ask again for minutes."""
+    host, _, port = address.rpartition(":")
+    if port.isdecimal():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+
+
+def _cluster(units: Sequence[Unit], folder: Path, threads: int) -> Finished:
+    """Spread units over the cluster. Its nodes need fedlib and the data, and no common disk."""
+    import ray
+
+    # A unit whose node or process is lost is begun anew, on another node: up to three times.
+    remote = ray.remote(num_cpus=threads, max_retries=3)(_elsewhere)
+    ours = {name: value for name, value in os.environ.items() if name.startswith("FEDLIB_")}
+    waiting = {remote.remote(unit, threads, ours): unit for unit in units}
+    while waiting:
+        (done,), _ = ray.wait(list(waiting), num_returns=1)
+        unit = waiting.pop(done)
+        try:
+            told, made = ray.get(done)
+        except ray.exceptions.RayError as error:
+            yield work.fail(unit, folder, f"Ray gave it up: {error}")
+            continue
+        for name in sorted(made, key=lambda name: name.endswith("state.json")):  # it comes last
+            home = files.make_folder((folder / name).parent)
+            files.publish(home / Path(name).name, made[name])
+        yield told
+
+
+def _elsewhere(
+    unit: Unit, threads: int, ours: Mapping[str, str]
+) -> tuple[dict[str, str], dict[str, bytes]]:
+    """Carry out a unit on a node, and return its files. Variables of the node's own hold there."""
     import torch
 
+    for name, value in ours.items():
+        os.environ.setdefault(name, value)
     torch.set_num_threads(threads)
     with tempfile.TemporaryDirectory() as place:
         told = work.carry_out(unit, Path(place))

@@ -54,12 +54,19 @@ def variant(job: BatchJob) -> str:
     return digest(json.dumps(job.parameters if job.notebook else job.settings, sort_keys=True))[:8]
 
 
-def plan(jobs: Sequence[BatchJob], workers: int = 1) -> list[Unit]:
+def plan(jobs: Sequence[BatchJob], workers: int = 1, part: str = "1/1") -> list[Unit]:
     """Join jobs into units, and cut large units until there is one for every worker.
 
     Jobs are joined when their study says that it gives the same bits (see
     :func:`fedlib.papers.job.alike`), their settings differ in ``runs`` alone or not at all, and
     each variant has the same seeds.
+
+    Parameters
+    ----------
+    workers
+        For how many.
+    part
+        Only this :func:`shard`. Whose units are which does not depend on the workers that each has.
     """
     apart: dict[Any, list[BatchJob]] = {}
     for job in jobs:
@@ -73,6 +80,10 @@ def plan(jobs: Sequence[BatchJob], workers: int = 1) -> list[Unit]:
         for job in group:
             same.setdefault(tuple(sorted(seeds[variant(job)])), []).append(job)
         units += [Unit(tuple(together)) for together in same.values()]
+    return _cut(shard(_cut(units, _shares(part)[1]), part), workers)
+
+
+def _cut(units: list[Unit], workers: int) -> list[Unit]:
     while len(units) < workers and any(len(unit.jobs) > 1 for unit in units):
         large = max(range(len(units)), key=lambda i: len(units[i].jobs))
         units[large : large + 1] = halves(units[large])
@@ -117,10 +128,15 @@ def shard(units: Sequence[Unit], text: str) -> list[Unit]:
     FedlibError
         For anything else.
     """
+    i, n = _shares(text)
+    return list(units[i - 1 :: n])
+
+
+def _shares(text: str) -> tuple[int, int]:
     i, _, n = text.partition("/")
     if not (i.isdecimal() and n.isdecimal() and 1 <= int(i) <= int(n)):
         raise FedlibError(f"--shard takes i/n with i from 1 to n: 1/4, 2/4, ... Got '{text}'.")
-    return list(units[int(i) - 1 :: int(n)])
+    return int(i), int(n)
 
 
 def estimate(unit: Unit) -> tuple[float | None, float]:
