@@ -212,6 +212,15 @@ def test_shards_are_a_partition(march):
             units.shard(plan, text)
 
 
+@pytest.mark.parametrize("axes", [{"seed": [1, 2, 3, 4, 5, 6]}, {"pause": [0.1, 0.2, 0.3, 0.4]}])
+def test_every_shard_has_a_share_whatever_the_workers_of_others(march, axes):
+    jobs = batch.read({"set": FAR, "grid": axes})
+    shares = [batch.plan(jobs, workers, f"{n + 1}/4") for n, workers in enumerate((1, 2, 1, 8))]
+    assert all(shares), "none is empty while another has several jobs"
+    found = sorted(job.id for units in shares for unit in units for job in unit.jobs)
+    assert found == sorted(job.id for job in jobs)
+
+
 @pytest.mark.parametrize(
     ("fixed", "axes"),
     [

@@ -249,6 +249,8 @@ def _cluster(units: Sequence[Unit], folder: Path, threads: int) -> Finished:
         for name in sorted(made, key=lambda name: name.endswith("state.json")):  # it comes last
             home = files.make_folder((folder / name).parent)
             files.publish(home / Path(name).name, made[name])
+        for name in (name for name, status in told.items() if status == work.DONE):
+            (folder / "jobs" / name / "error.txt").unlink(missing_ok=True)
         yield told
 
 
