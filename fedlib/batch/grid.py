@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import itertools
 import json
 from collections.abc import Iterable, Mapping
@@ -70,11 +71,17 @@ class BatchJob:
     changes: dict[str, Any] = field(default_factory=dict)
     headline: dict[str, str] = field(default_factory=dict)
 
-    @property
+    @functools.cached_property
     def settings(self) -> dict[str, Any]:
         """The experiment's settings, changes included."""
         s = catalogue.settings(self.paper, self.experiment, self.profile)
         return catalogue.change(s, self.changes)
+
+    @functools.cached_property
+    def variant(self) -> str:
+        """A short name for what it is, whatever its seeds."""
+        what = self.parameters if self.notebook else self.settings
+        return digest(json.dumps(what, sort_keys=True))[:8]
 
 
 def read(

@@ -24,6 +24,7 @@ from fedlib.batch import grid as grids
 from fedlib.batch import store, work
 from fedlib.batch.units import Unit, plan
 from fedlib.errors import FedlibError
+from fedlib.paths import expand
 
 LOG = "workers.log"
 Finished = Iterator[dict[str, str]]
@@ -80,7 +81,7 @@ def run(
     if workers < 1 or threads < 1:
         raise FedlibError(f"At least one worker and one thread; got {workers} and {threads}.")
     jobs = grids.read(grid, changes)
-    folder = files.make_folder(Path(out).expanduser())
+    folder = files.make_folder(expand(out, "The folder").absolute())
     todo = plan(jobs, workers, shard)
     lock = folder / f".{shard.replace('/', '-of-')}.lock"
     with contextlib.ExitStack() as stack:
@@ -88,7 +89,7 @@ def run(
         store.keep(folder, jobs)
         if ray:
             todo = plan(jobs, stack.enter_context(_joined(ray, threads)), shard)
-        left = [part for unit in todo if (part := _left(unit, folder, retry))]
+        left = [part for unit in todo for part in _left(unit, folder, retry)]
         found: Finished = iter(())
         if left and ray:
             found = _cluster(left, folder, threads)
@@ -108,11 +109,12 @@ def run(
     return table
 
 
-def _left(unit: Unit, folder: Path, retry: bool) -> Unit | None:
-    """Return what of a unit is to be run; None for nothing."""
-    again = (work.WAITING, work.FAILED) if retry else (work.WAITING,)
-    jobs = tuple(job for job in unit.jobs if work.state(folder, job)["status"] in again)
-    return Unit(jobs) if jobs else None
+def _left(unit: Unit, folder: Path, retry: bool) -> list[Unit]:
+    """Return what of a unit is to be run; a job that failed is tried again by itself."""
+    states = {job: work.state(folder, job)["status"] for job in unit.jobs}
+    waiting = tuple(job for job, state in states.items() if state == work.WAITING)
+    failed = [job for job, state in states.items() if state == work.FAILED and retry]
+    return [Unit(waiting)] * bool(waiting) + [Unit((job,)) for job in failed]
 
 
 # ------------------------------------------------------------------ this machine

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -43,15 +44,10 @@ class Unit:
         """Every seed of a job, once."""
         return tuple(dict.fromkeys(seed for job in self.jobs for seed in job.seeds))
 
-    @property
+    @functools.cached_property
     def variants(self) -> dict[str, BatchJob]:
         """One job for each way in which jobs differ beside seeds."""
-        return {variant(job): job for job in reversed(self.jobs)}
-
-
-def variant(job: BatchJob) -> str:
-    """Return a short name for a job's settings, whatever its seeds."""
-    return digest(json.dumps(job.parameters if job.notebook else job.settings, sort_keys=True))[:8]
+        return {job.variant: job for job in reversed(self.jobs)}
 
 
 def plan(jobs: Sequence[BatchJob], workers: int = 1, part: str = "1/1") -> list[Unit]:
@@ -75,10 +71,10 @@ def plan(jobs: Sequence[BatchJob], workers: int = 1, part: str = "1/1") -> list[
     for group in apart.values():
         seeds: dict[str, set[int]] = {}
         for job in group:
-            seeds.setdefault(variant(job), set()).update(job.seeds)
+            seeds.setdefault(job.variant, set()).update(job.seeds)
         same: dict[Any, list[BatchJob]] = {}
         for job in group:
-            same.setdefault(tuple(sorted(seeds[variant(job)])), []).append(job)
+            same.setdefault(tuple(sorted(seeds[job.variant])), []).append(job)
         units += [Unit(tuple(together)) for together in same.values()]
     return _cut(shard(_cut(units, _shares(part)[1]), part), workers)
 
@@ -95,7 +91,7 @@ def halves(unit: Unit) -> list[Unit]:
     names = list(unit.variants)
     if len(names) > 1:
         first = set(names[: len(names) // 2])
-        parts = [[j for j in unit.jobs if (variant(j) in first) == a] for a in (True, False)]
+        parts = [[j for j in unit.jobs if (j.variant in first) == a] for a in (True, False)]
     else:
         middle = len(unit.jobs) // 2
         parts = [list(unit.jobs[:middle]), list(unit.jobs[middle:])]
@@ -142,7 +138,7 @@ def _shares(text: str) -> tuple[int, int]:
 def estimate(unit: Unit) -> tuple[float | None, float]:
     """Return about how many seconds a unit takes, and how many GB it needs at the least.
 
-    Seconds follow from the largest stored record of the experiment at that profile, in proportion
+    Seconds follow from the stored record of the experiment at that profile, in proportion
     to runs and seeds; None where there is none. Memory is that of the process and of the data,
     read and prepared.
     """

@@ -14,7 +14,7 @@ from typing import Any
 
 from fedlib import files
 from fedlib.batch.grid import BatchJob
-from fedlib.batch.units import Unit, together, variant
+from fedlib.batch.units import Unit, together
 from fedlib.errors import FedlibError
 from fedlib.evidence import claims, experiments, freshness, records
 from fedlib.evidence.records import Record
@@ -70,6 +70,7 @@ def carry_out(unit: Unit, folder: Path) -> dict[str, str]:
         _write(folder, job, told)
         with contextlib.suppress(FileNotFoundError):
             (place(folder, job) / "error.txt").unlink()
+    shutil.rmtree(folder / "units" / unit.id, ignore_errors=True)
     return {job.id: DONE for job in unit.jobs}
 
 
@@ -123,13 +124,12 @@ def _run_experiment(unit: Unit, folder: Path) -> None:
     )  # fmt: skip
     for job in unit.jobs:
         _give(unit, job, whole, folder)
-    shutil.rmtree(home, ignore_errors=True)
 
 
 def _give(unit: Unit, job: BatchJob, whole: Record, folder: Path) -> None:
     """Store the record that a job would have made by itself."""
     s, rows, m = job.settings, whole.frame, whole.manifest
-    mark = "" if len(unit.variants) == 1 else f"{variant(job)} "
+    mark = "" if len(unit.variants) == 1 else f"{job.variant} "
     if set(rows["seed"]) <= set(unit.seeds):  # a study without chance has rows of its own
         rows = rows[rows["seed"].isin(job.seeds)]
     rows = rows[rows["run"].str.startswith(mark)]
