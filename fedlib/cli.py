@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -411,6 +413,14 @@ def data_verify(
 
 def main() -> None:
     """Entry point of the command ``fedlib``."""
-    for stream in (sys.stdout, sys.stderr):  # what a terminal or file has no sign for becomes a ?
-        stream.reconfigure(errors="replace")
-    app()
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # it was closed
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+        getattr(sys, name).reconfigure(errors="replace")  # a sign that it lacks becomes a ?
+    try:
+        app()
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        sys.stderr.write(f"fedlib: Cannot write: {error.strerror}.\n")
+        os._exit(2)  # what is still held back cannot be written either

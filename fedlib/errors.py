@@ -28,6 +28,6 @@ def unknown(kind: str, name: str, valid: Iterable[str]) -> FedlibError:
 
 def nearest(name: str, valid: Iterable[str]) -> str:
     """Return a hint at the nearest valid name and the list of all, to follow a sentence."""
-    near = difflib.get_close_matches(name, valid := list(valid), n=1, cutoff=0.5)
+    near = difflib.get_close_matches(str(name), valid := list(valid), n=1, cutoff=0.5)
     hint = f" Did you mean '{near[0]}'?" if near else ""
     return f"{hint} Valid: {', '.join(valid)}."

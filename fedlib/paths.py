@@ -75,7 +75,7 @@ def papers(file: str = "experiments.toml") -> dict[str, Path]:
     named = os.environ.get("FEDLIB_PAPERS", "").split(os.pathsep)
     homes = [expand(p, "FEDLIB_PAPERS") for p in named if p]
     for home in homes:
-        if not home.is_dir():
+        if not os.path.isdir(home):
             raise FedlibError(f"FEDLIB_PAPERS names {home}, which is not a folder.")
     found: dict[str, Path] = {}
     for home in [data_folder() / "papers", *homes]:

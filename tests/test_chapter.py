@@ -33,8 +33,27 @@ def test_begin_reads_the_parameters():
 def test_begin_refuses_what_does_not_exist():
     with pytest.raises(FedlibError, match=r"'profle'\. Did you mean 'profile'"):
         chapter.begin(PAPER, {**GIVEN, "profle": "quick"}, set())
+    with pytest.raises(FedlibError, match="Unknown claim 'C99'"):
+        Chapter(PAPER).verdict("C99")
     with pytest.raises(FedlibError, match=r"'fig7'\. Did you mean 'fig"):
         chapter.begin(PAPER, {**GIVEN, "experiments_to_run": ["fig7"]}, set())
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"profile": "fast"}, {"profile": None}, {"device": "tpu"}, {"experiments_to_run": 3},
+     {"experiments_to_run": None}, {"experiments_to_run": ""}],
+)  # fmt: skip
+def test_begin_refuses_values_that_do_not_exist(given):
+    with pytest.raises(FedlibError, match="Unknown"):
+        chapter.begin(PAPER, {**GIVEN, **given}, set())
+
+
+def test_replay_reads_the_folder_that_is_named(tmp_path):
+    assert chapter.begin(PAPER, {**GIVEN, "out": tmp_path}, set()).frame("figB1") is None
+    held = records.load(PAPER, "figB1")
+    records.save(tmp_path, held.frame.iloc[:1], held.manifest)
+    assert len(Chapter(PAPER, out=tmp_path).frame("figB1")) == 1
 
 
 def test_parameters_of_any_notebook():

@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from fedlib.engine import models
-from fedlib.engine.data import Batch, FederatedDataset
+from fedlib.engine import data, models, steps
+from fedlib.engine.data import OVERHEAD, Batch, FederatedDataset, Orders
 from fedlib.engine.local import local_sgd
+from fedlib.engine.mixing import average, mix
 from fedlib.engine.simulation import simulate
 from fedlib.engine.sweeps import sweep
+from fedlib.engine.tasks import Task
 from fedlib.errors import FedlibError
 from fedlib.papers.fedavg import FedAvg
 from fedlib.papers.participation.algorithm import GeneralizedFedAvg
@@ -168,3 +170,131 @@ def test_rows_are_whole_numbers():
             FederatedDataset.build(x, y, [np.arange(2), wrong])
     with pytest.raises(FedlibError, match="no samples"):
         FederatedDataset.build(x, y, [np.arange(2), []])
+
+
+X, Y, PARTS = np.arange(32.0).reshape(8, 4), np.arange(8) % 2, [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+@pytest.mark.parametrize("parts", [None, 3, [], [0, 1, 0, 1], {0: [0]}, [[0, [1, 2]]], [None]])
+def test_a_split_is_a_list_of_lists(parts):
+    with pytest.raises(FedlibError, match="list with row numbers for each client"):
+        FederatedDataset.build(X, Y, parts)
+
+
+@pytest.mark.parametrize(
+    ("held", "told"),
+    [
+        ({"x": 1.0}, "array of numbers"),
+        ({"y": Y.astype(complex)}, "array of numbers"),
+        ({"augment": True}, r"images \[n, C, H, W\]"),
+        ({"test_x": X[:, :2], "test_y": Y}, r"\[2\] of torch.float64 .* \[4\]"),
+        ({"test_x": X.astype(np.float32), "test_y": Y}, "float32"),
+        ({"test_x": X[:0], "test_y": Y[:0]}, "test features hold no sample"),
+    ],
+)
+def test_splits_are_alike(held, told):
+    with pytest.raises(FedlibError, match=told):
+        FederatedDataset.build(**{"x": X, "y": Y, "parts": PARTS, **held})
+
+
+@pytest.mark.parametrize("l2", [-1, math.nan, math.inf, "0.1", None])
+def test_weight_decay_is_a_number(l2):
+    with pytest.raises(FedlibError, match="l2 must be a number"):
+        Task(models.mlp(4, 2), FederatedDataset.build(X, Y, PARTS), l2=l2)
+    with pytest.raises(FedlibError, match="takes federated data; got tuple"):
+        Task(models.mlp(4, 2), (X, Y))
+
+
+def test_no_column_of_a_model_is_passed_over():
+    task = MODELS["mlp"](np.float64)
+    row = task.init((1,))
+    for wrong in (torch.cat([row, row], 1), row[0], row.numpy(), row[:0]):
+        for use in (task.evaluate, lambda theta: task.grad(theta, task.data.full_batch([0]))):
+            with pytest.raises(FedlibError, match="^theta"):
+                use(wrong)
+    with pytest.raises(FedlibError, match=r"Expected one model, \[1, 131\]"):
+        task.client_gradients(torch.cat([row, row]))
+    assert task.client_gradients(row[0]).equal(task.client_gradients(row))
+
+
+def test_rows_of_a_module_start_a_run_in_the_features_type():
+    task = MODELS["mlp"](np.float32)
+    row = task.model.to_row(task.model.to_module(task.init((5,))))
+    assert row.dtype == torch.float64
+    state = FedAvg(ALL, 0.1).init(task, (5,), row)
+    assert state.x.equal(task.init((5,)))
+    with pytest.raises(FedlibError, match="int64"):
+        FedAvg(ALL, 0.1).init(task, (5,), row.long())
+
+
+def test_batches_weights_and_rates_fit():
+    task = MODELS["mlp"](np.float64)
+    theta, rows = task.init((1, 2)), torch.zeros(2, 4, dtype=torch.long)
+    with pytest.raises(FedlibError, match=r"step 0 is \[2, 0\]"):
+        local_sgd(task, theta, [Batch(rows[:, :0])], 0.1)
+    with pytest.raises(FedlibError, match=r"weights of step 0 are \[1, 4\]"):
+        local_sgd(task, theta, [Batch(rows, torch.ones(1, 4) / 4)], 0.1)
+    for wrong in ([0.1, 0.2], "0.1", math.nan, None, np.ones(2)):
+        with pytest.raises(FedlibError, match="lr is a finite number, or a tensor"):
+            local_sgd(task, theta, [Batch(rows)], wrong)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("limit", 0), ("limit", -1), ("limit", 2.5), ("checkpoint_every", -1),
+     ("checkpoint_every", 0.5), ("evaluate_at", [0.5]), ("evaluate_at", "ab"), ("seeds", [2**63])],
+)  # fmt: skip
+def test_options_of_a_simulation(option, value):
+    with pytest.raises(FedlibError, match=option if option != "seeds" else "seed is below"):
+        simulate(FedAvg(ALL, 0.1), MODELS["mlp"](np.float64), 1, progress=False, **{option: value})
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        {"seeds": (0, 1)}, {"clients": torch.tensor([0, 1])}, {"clients": torch.tensor([[9]])},
+        {"clients": torch.tensor([[-1]])}, {"clients": torch.tensor([[0.5]])}, {"steps": 0},
+        {"batch_size": 0}, {"cursor": np.zeros((1, 2), int)}, {"q": torch.ones(1, 1)},
+    ],
+)  # fmt: skip
+def test_minibatches_are_asked_for_run_by_run(held):
+    asked = dict(seeds=(0,), clients=torch.tensor([[0, 1]]), cursor=np.zeros((1, 4), int), steps=1)
+    with pytest.raises(FedlibError):
+        MODELS["mlp"](np.float64).data.next_batches(**{**asked, "batch_size": 2, **held})
+
+
+@pytest.mark.parametrize(
+    ("theta", "W"),
+    [
+        (torch.ones(4, 3), torch.ones(4)), (torch.ones(4, 3), torch.ones(1, 1, 1, 4)),
+        (torch.ones(4, 3), torch.ones(4, dtype=torch.bool)),
+        (torch.ones(4, 3).long(), torch.full((1, 4), 0.25)),
+    ],
+)  # fmt: skip
+def test_weights_that_cannot_be(theta, W):
+    with pytest.raises(FedlibError, match="Expected real rows, and real weights"):
+        mix(theta, W)
+    with pytest.raises(FedlibError, match=r"Expected weights \[R, C\]"):
+        average(torch.ones(4, 3), torch.ones(4))
+
+
+def test_widths_and_norms():
+    for widths in ((), (3,), (0, 3), (-4, 3), ("4", 3), ([4, 3],)):
+        with pytest.raises(FedlibError, match="width"):
+            models.mlp(*widths)
+    with pytest.raises(FedlibError, match="at least 4"):
+        models.small_cnn((1, 2, 8), 3)
+    with pytest.raises(FedlibError, match="norm must be positive"):
+        steps.clip(-1.0)
+
+
+def test_kept_orders_are_bounded_and_the_same(monkeypatch):
+    def read():
+        task = MODELS["mlp"](np.float64)
+        return simulate(FedAvg(ALL, 0.1, 7, 4), task, 5, progress=False).state.x
+
+    before = read()
+    few = Orders(1500)  # 96 bytes an order
+    monkeypatch.setattr(data, "_orders", few)
+    assert read().equal(before)
+    assert len(few._kept) == 2 and few.held == 2 * (96 + OVERHEAD)

@@ -323,6 +323,26 @@ def test_entry_point_prints_mistakes_for_people():
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+def test_output_that_cannot_be_written():
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    for end in ("list > /dev/full", "--help > /dev/full"):
+        line = f"{sys.executable} -m fedlib {end}"
+        done = subprocess.run(line, shell=True, env=env, capture_output=True, text=True)
+        told = (done.returncode, done.stderr)
+        assert told == (2, "fedlib: Cannot write: No space left on device.\n")
+    line = f"{sys.executable} -m fedlib list >&-"
+    done = subprocess.run(line, shell=True, env=env, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_names_that_are_too_long(monkeypatch):
+    told = call("run", PAPER, "factor", "--profile", "smoke", "--out", "a" * 300, code=2).stderr
+    assert "File name too long" in told
+    monkeypatch.setenv("FEDLIB_PAPERS", "a" * 5000)
+    assert "is not a folder" in call("list", code=2).stderr
+
+
 @pytest.mark.parametrize("encoding", ["cp1252", "latin-1"])
 def test_any_encoding_will_do(encoding):
     env = os.environ | {"PYTHONIOENCODING": encoding, "PYTHONPATH": str(ROOT)}

@@ -4,7 +4,13 @@ import numpy as np
 import pytest
 
 from fedlib.errors import FedlibError
-from fedlib.population.delays import Deterministic, EventQueue, ShiftedExponential, each
+from fedlib.population.delays import (
+    Deterministic,
+    EventQueue,
+    ShiftedExponential,
+    check_law,
+    each,
+)
 
 LAWS = [ShiftedExponential(1.0, 0.5), Deterministic(3.0)]
 
@@ -93,3 +99,12 @@ def test_the_clock_never_goes_back():
 def test_every_key_counts():
     law = ShiftedExponential(0.0, 1.0)
     assert law.draw(3, "comp", 1, 7) != law.draw(3, "comp", 1, 8)
+
+
+def test_what_is_no_law_is_refused_at_once():
+    for wrong in (None, 1.0, (Deterministic(1.0), 2.0)):
+        with pytest.raises(FedlibError, match=r"comp is a delay law.*Deterministic\(1.0\)"):
+            check_law("comp", wrong)
+    for wrong in ("1", None):
+        with pytest.raises(FedlibError, match="value is a time"):
+            Deterministic(wrong)

@@ -256,9 +256,9 @@ def test_layers_of_settings(monkeypatch):
         (("participaton", "fig1", "smoke"), r"Did you mean 'participation'\? Valid: "),
         ((PAPER, "fgi1", "smoke"), r"experiment 'fgi1'\. Did you mean 'fig1'\? Valid: .*figD3"),
         ((PAPER, "fig1", "smok"), r"Did you mean 'smoke'\? Valid: paper, quick, smoke"),
-        ((PAPER, "fig1", "smoke", 0), "at least one"),
+        ((PAPER, "fig1", "smoke", 0), "1 to 10000"),
         ((PAPER, "fig1", "smoke", [2, 2]), "different"),
-        ((PAPER, "fig1", "smoke", [-1]), "non-negative"),
+        ((PAPER, "fig1", "smoke", [-1]), "whole number of at least 0"),
         ((PAPER, "fig1", "smoke", 1, "tpu"), r"device 'tpu'.* Valid: auto, cpu, cuda"),
     ],
 )
@@ -358,7 +358,7 @@ def test_a_run_that_fails_gives_its_lock_back(tmp_path, monkeypatch):
         assert list((tmp_path / PAPER).glob(".figB1.smoke.lock"))
         raise ZeroDivisionError
 
-    monkeypatch.setattr(experiments.tuning, "study", lambda kind: fails)
+    monkeypatch.setattr(experiments, "study", lambda kind: fails)
     with pytest.raises(ZeroDivisionError):
         experiments.run(PAPER, "figB1", "smoke", None, "cpu", tmp_path, False)
     assert not list((tmp_path / PAPER).glob(".*"))
@@ -436,3 +436,9 @@ def test_a_commit_with_changes_has_a_plus(tmp_path, monkeypatch):
     assert re.fullmatch(r"[0-9a-f]{40}", experiments._commit())
     module.write_text("2")
     assert re.fullmatch(r"[0-9a-f]{40}\+", experiments._commit())
+
+
+@pytest.mark.parametrize("seeds", [0, 10**12, "ab", 1.5, [1.5], [-1], [2**70], []])
+def test_seeds_that_cannot_be(seeds, tmp_path):
+    with pytest.raises(FedlibError, match=r"[Ss]eed"):
+        experiments.run(PAPER, "figB1", "smoke", seeds, out=tmp_path)

@@ -486,3 +486,17 @@ def test_the_l2_term_of_an_evaluation_leaves_buffers_out():
     more = heavy.evaluate(theta)["loss"] - task.evaluate(theta)["loss"]
     expected = theta[:, : task.model.trained].double().square().sum(1)
     assert torch.allclose(more, expected, atol=1e-9)
+
+
+def test_whatever_a_module_raises_is_told_as_a_sentence():
+    class Missing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(12, 3)
+
+        def forward(self, x):
+            return self.nowhere(x)
+
+    with pytest.raises(FedlibError, match="Trying the model on features.*'nowhere'") as error:
+        Task(Model(Missing()), MODELS["mlp"](np.float64).data)
+    assert isinstance(error.value.__cause__, AttributeError)

@@ -192,3 +192,20 @@ def test_the_official_sampler_takes_permutations_from_their_ends():
     process = pt.PeriodicSampler(6, 2, groups=1, window=4)
     first, second = (stream(3, "participation", k).permutation(6)[::-1] for k in (0, 1))
     assert sum(orders(process, 0, 6), []) == [*first, *second]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: pt.Full(0), lambda: pt.Full("4"), lambda: pt.Full(2.5), lambda: pt.Cyclic(0),
+        lambda: pt.Independent(4, 1.5), lambda: pt.Independent(4, "2"),
+        lambda: pt.Periodic(4, 1, groups=0), lambda: pt.Periodic(4, 1, groups=2, window=0),
+        lambda: pt.Periodic(4, 1, groups=2, window=-5), lambda: pt.Periodic(4, 1, 2, 2, 0.5),
+        lambda: pt.PeriodicSampler(4, 1, groups=0), lambda: pt.Markov(4, cap=0),
+        lambda: pt.Markov(4, cap=1.5), lambda: pt.Drift(4, 1, speed=-1), lambda: pt.Trace("abc"),
+        lambda: pt.Trace([[1.0], [0.5, 0.5]]), lambda: pt.Trace(np.zeros((0, 4))),
+    ],
+)  # fmt: skip
+def test_processes_that_cannot_be(make):
+    with pytest.raises(FedlibError, match="whole number|A trace needs"):
+        make()

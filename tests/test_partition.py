@@ -85,3 +85,19 @@ def test_dirichlet_shuffles_a_class_and_rounds_by_largest_remainder(monkeypatch)
     monkeypatch.setattr(partition, "stream", lambda *name: Fixed())
     parts = partition.dirichlet(np.zeros(10), 3, smallest=1)
     assert [part.tolist() for part in parts] == [[8, 9], [7], [0, 1, 2, 3, 4, 5, 6]]
+
+
+def test_what_no_partitioner_takes():
+    for wrong in (2.5, "3", -1, None):
+        with pytest.raises(FedlibError, match="clients for"):
+            partition.iid(LABELS, wrong)
+    with pytest.raises(FedlibError, match="Expected one a sample"):
+        partition.shards(LABELS[:, None], 3)
+    with pytest.raises(FedlibError, match="seed is a whole number"):
+        partition.iid(LABELS, 3, -1)
+    for wrong in (float("nan"), float("inf"), "1", 0):
+        with pytest.raises(FedlibError, match="alpha must be positive"):
+            partition.dirichlet(LABELS, 3, alpha=wrong)
+    for wrong in (2.0, -0.1, float("nan")):
+        with pytest.raises(FedlibError, match="other is a share"):
+            partition.similarity(LABELS, 10, other=wrong)

@@ -113,6 +113,7 @@ def test_what_is_right_passes_and_keeps_its_values(walk, tmp_path):
         (", rate = 0.1", "", ["run 'slow'", "'rate' is missing"]),
         ('run = "fast"', 'run = "slow"', ["every run needs a name of its own"]),
         ('run = "fast",', "", ["every run needs a name of its own"]),
+        ('run = "fast"', "run = [[1]]", ["every run needs a name of its own"]),
         ("window = 3", "windou = 3", ["[profiles.smoke]", "'windou'", "Did you mean 'window'"]),
         ("window = 3", "window = 3.5", ["[far] at smoke", "'window'", "3.5", "valid integer"]),
         ("seeds = 2", 'seeds = "2"', ["'seeds'", '"2"', "valid integer"]),

@@ -439,3 +439,28 @@ def test_a_minibatch_has_no_row_twice_and_is_drawn_anew():
     for ids in (*first, *second):
         assert len(set(ids.tolist())) == 20 and set(ids.tolist()) <= set(range(M))
     assert not torch.equal(first[0], first[1]) and not torch.equal(first[0], second[0])
+
+
+@pytest.mark.parametrize(
+    ("held", "told"),
+    [
+        ({"features": [X[:, :3] * np.nan, X[:, 3:]]}, "features of silo 0 are nan"),
+        ({"features": [X[:, :3].astype(np.float32), X[:, 3:]]}, "Use one"),
+        ({"rows": [[np.arange(M) + 0.0], [np.arange(M)]]}, "whole numbers; got .* float64"),
+        ({"test_features": [X[:, :3]], "test_labels": LABELS}, "every test sample"),
+        ({"test_features": [X[:3, :3], X[:3, 3:]], "test_labels": LABELS}, "every test sample"),
+        ({"test_features": [X, X], "test_labels": LABELS}, r"test features of silo 0 are \[6\]"),
+        ({"models": [torch.nn.Linear(3, 3)] * 2}, r"Wrap it: Model\(module\)"),
+    ],
+)
+def test_silos_that_do_not_fit(held, told):
+    given = dict(models=[mlp(3, 3)] * 2, features=[X[:, :3], X[:, 3:]], labels=LABELS)
+    with pytest.raises(FedlibError, match=told):
+        TieredTask(**{**given, "rows": whole(2), **held})
+
+
+def test_a_test_split_that_is_not_there():
+    with pytest.raises(FedlibError, match="no test split"):
+        simulate(TDCD(0.1, 1), network(2), 1, splits="test", progress=False)
+    with pytest.raises(FedlibError, match="^theta"):
+        network(2).evaluate(torch.zeros(1, 3))

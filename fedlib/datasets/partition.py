@@ -7,19 +7,24 @@ Every sample goes to exactly one client.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Integral
 
 import numpy as np
 import pandas as pd
 
+from fedlib.engine.checks import check_positive, check_whole_number
 from fedlib.engine.rng import stream
 from fedlib.errors import FedlibError
 
 Parts = list[np.ndarray]
 
 
-def _check(labels: np.ndarray, clients: int) -> np.ndarray:
+def _checked(labels: np.ndarray, clients: int, seed: int) -> np.ndarray:
     labels = np.asarray(labels)
-    if not 1 <= clients <= len(labels):
+    if labels.ndim != 1:
+        raise FedlibError(f"labels are {[*labels.shape]}. Expected one a sample, [n].")
+    check_whole_number("seed", seed, 0)
+    if not isinstance(clients, Integral) or not 1 <= clients <= len(labels):
         raise FedlibError(
             f"{clients} clients for {len(labels)} samples. Use between 1 and {len(labels)}."
         )
@@ -33,7 +38,7 @@ def _group(owner: np.ndarray, clients: int) -> Parts:
 
 def iid(labels: np.ndarray, clients: int, seed: int = 0) -> Parts:
     """Shuffle the samples and deal them out; sizes differ by at most one."""
-    labels = _check(labels, clients)
+    labels = _checked(labels, clients, seed)
     order = stream(seed, "partition").permutation(len(labels))
     return [np.sort(part) for part in np.array_split(order, clients)]
 
@@ -58,9 +63,8 @@ def dirichlet(
         When some client ends up with fewer than ``smallest`` samples. We do not draw again
         until it fits: that would silently change the distribution.
     """
-    labels = _check(labels, clients)
-    if alpha <= 0:
-        raise FedlibError(f"alpha must be positive; got {alpha}.")
+    labels = _checked(labels, clients, seed)
+    check_positive("alpha", alpha)
     rng = stream(seed, "partition")
     owner = np.empty(len(labels), dtype=np.int64)
     for c in np.unique(labels):
@@ -82,9 +86,10 @@ def dirichlet(
 
 def shards(labels: np.ndarray, clients: int, seed: int = 0, shards_per_client: int = 2) -> Parts:
     """Sort by label, cut into equal shards, and deal ``shards_per_client`` to each client."""
-    labels = _check(labels, clients)
+    labels = _checked(labels, clients, seed)
+    check_whole_number("shards_per_client", shards_per_client)
     pieces = clients * shards_per_client
-    if not 1 <= shards_per_client or pieces > len(labels):
+    if pieces > len(labels):
         raise FedlibError(
             f"{clients} clients × {shards_per_client} shards need {pieces} samples at least; "
             f"there are {len(labels)}."
@@ -106,7 +111,9 @@ def similarity(labels: np.ndarray, clients: int, seed: int = 0, other: float = 0
     FedlibError
         When the number of clients is not a multiple of the number of classes.
     """
-    labels = _check(labels, clients)
+    labels = _checked(labels, clients, seed)
+    if not 0 <= other <= 1:
+        raise FedlibError(f"other is a share from 0 to 1; got {other}.")
     classes = np.unique(labels)
     if clients % len(classes):
         raise FedlibError(
@@ -165,7 +172,8 @@ def summary(labels: np.ndarray, parts: Sequence[np.ndarray]) -> pd.DataFrame:
 
 def _cut(features: int, silos: int) -> list[int]:
     """Return block sizes that differ by at most one, larger ones first."""
-    if not 1 <= silos <= features:
+    check_whole_number("silos", silos)
+    if silos > features:
         raise FedlibError(
             f"{silos} silos for {features} features. Use between 1 and {features} silos."
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import torch
-from pandas.api.types import is_float_dtype, is_integer_dtype, is_numeric_dtype
+from pandas.api.types import is_complex_dtype, is_float_dtype, is_integer_dtype, is_numeric_dtype
 
 from fedlib.engine.data import FederatedDataset
 from fedlib.engine.rng import stream
@@ -159,7 +159,8 @@ def check_numbers(frame: pd.DataFrame, features: list[str]) -> None:
     """Refuse features that are not numbers, and a table without features."""
     if not features:
         raise FedlibError("No column is left for the features.")
-    words = [name for name in features if not is_numeric_dtype(frame[name])]
+    real = lambda column: is_numeric_dtype(column) and not is_complex_dtype(column)  # noqa: E731
+    words = [name for name in features if not real(frame[name])]
     if words:
         raise FedlibError(
             f"Columns {words} are not numbers. Make a column of zeros and ones of each value, "

@@ -44,14 +44,29 @@ def checked_seeds(seeds: Any) -> tuple[int, ...]:
         raise FedlibError(f"seeds are a list with at least one; got {seeds!r}.")
     for seed in found:
         check_whole_number("A seed", seed, 0)
+        if seed >= 2**63:
+            raise FedlibError(f"A seed is below 2**63; got {seed}.")
     return found
+
+
+def check_rows(theta: Any, size: int) -> None:
+    """Refuse what are no models of a task, ``[C, size]``."""
+    if not isinstance(theta, Tensor) or theta.dim() != 2 or theta.shape[1] != size:
+        came = list(theta.shape) if isinstance(theta, Tensor) else type(theta).__name__
+        raise FedlibError(
+            f"theta is {came}. Expected one copy a row, [C, {size}], in a tensor; one model "
+            "alone: row.reshape(1, -1)."
+        )
+    if not len(theta):
+        raise FedlibError(f"theta holds no model: {list(theta.shape)}.")
 
 
 def check_models(x: Any, runs: int, size: int) -> None:
     """Refuse starting points that are not a model a run, ``[runs, size]``."""
-    if not isinstance(x, Tensor) or tuple(x.shape) != (runs, size):
-        came = tuple(x.shape) if isinstance(x, Tensor | np.ndarray) else repr(x)
+    real = isinstance(x, Tensor) and x.is_floating_point()
+    if not real or tuple(x.shape) != (runs, size):
+        came = f"{tuple(x.shape)}, {x.dtype}" if isinstance(x, Tensor | np.ndarray) else repr(x)
         raise FedlibError(
-            f"x is {came}. Expected a tensor with a model for each seed, [{runs}, {size}]; one "
-            "model for all of them: row.expand(len(seeds), -1)."
+            f"x is {came}. Expected a tensor with a model for each seed, [{runs}, {size}], of "
+            "real numbers; one model for all of them: row.expand(len(seeds), -1)."
         )

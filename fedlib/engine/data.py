@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedlib.engine.checks import check_whole_number, checked_seeds
 from fedlib.engine.draws import upload
 from fedlib.engine.rng import GOLDEN, scrambled, stream
 from fedlib.errors import FedlibError
@@ -94,10 +94,34 @@ class Reading:
         ]
 
 
-@functools.lru_cache(maxsize=200_000)
-def _pass_order(seed: int, client: int, number: int, size: int) -> np.ndarray:
-    """Return the order in which a client reads its own samples in pass ``number``."""
-    return stream(seed, "data", client, number).permutation(size)
+class Orders:
+    """The orders in which clients read their samples; those used last are kept, up to a size.
+
+    Parameters
+    ----------
+    most
+        Bytes to keep.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most, self.held = most, 0
+        self._kept: dict[tuple[int, ...], np.ndarray] = {}
+
+    def of(self, seed: int, client: int, number: int, size: int) -> np.ndarray:
+        """Return the order in which a client reads its own samples in pass ``number``."""
+        key = (seed, client, number, size)
+        order = self._kept.pop(key, None)
+        if order is None:
+            order = stream(seed, "data", client, number).permutation(size)
+            self.held += order.nbytes + OVERHEAD
+        self._kept[key] = order
+        while self.held > self.most:
+            self.held -= self._kept.pop(next(iter(self._kept))).nbytes + OVERHEAD
+        return order
+
+
+OVERHEAD = 500  # bytes of an array and its key beside the numbers
+_orders = Orders(2**26)
 
 
 class FederatedDataset:
@@ -166,8 +190,10 @@ class FederatedDataset:
             no samples, a row number is no whole number, out of range or given twice, or
             ``test_parts`` are for another number of clients.
         """
-        x, y = _pair(x, y, device, "train", finite)
+        x, y = pair(x, y, device, "train", finite)
         parts = _checked_parts(parts, len(x))
+        if augment and x.dim() != 4:
+            raise FedlibError(f"augment is for images [n, C, H, W]; the features are {[*x.shape]}.")
         if test_parts is not None:
             test_parts = _checked_parts(test_parts, 0 if test_x is None else len(test_x))
             if len(test_parts) != len(parts):
@@ -175,7 +201,8 @@ class FederatedDataset:
                     f"test_parts are for {len(test_parts)} clients, parts for {len(parts)}."
                 )
         if test_x is not None:
-            test_x, test_y = _pair(test_x, test_y, device, "test", finite)
+            test_x, test_y = pair(test_x, test_y, device, "test", finite)
+            check_alike(x, test_x, "test features")
         return cls(x, y, parts, test_x, test_y, augment, test_parts)
 
     def next_batches(
@@ -217,8 +244,33 @@ class FederatedDataset:
         """
         part = None if q is None else np.asarray(q.cpu()) > 0
         chosen = np.asarray(clients.cpu())
+        self.check_visits(seeds, chosen, cursor, steps, batch_size, part)
         reading, cursor = self.read(seeds, chosen, cursor, steps, batch_size, part)
         return upload([reading], self.x.device)[0].batches(self.dtype), cursor
+
+    def check_visits(
+        self,
+        seeds: Sequence[int],
+        clients: np.ndarray,
+        cursor: np.ndarray,
+        steps: int,
+        batch_size: int | None,
+        part: np.ndarray | None,
+    ) -> None:
+        """Refuse what :meth:`next_batches` cannot draw from."""
+        check_whole_number("steps", steps)
+        if batch_size is not None:
+            check_whole_number("batch_size", batch_size)
+        runs, shape = len(checked_seeds(seeds)), clients.shape
+        if len(shape) != 2 or shape[0] != runs or part is not None and part.shape != shape:
+            raise FedlibError(
+                f"clients are {[*shape]}, and q {None if part is None else [*part.shape]}, for "
+                f"{runs} seeds. Expected [{runs}, S] each."
+            )
+        if clients.dtype.kind not in "iu" or clients.min() < 0 or clients.max() >= self.N:
+            raise FedlibError(f"Clients are numbers from 0 to {self.N - 1}; got {clients}.")
+        if cursor.shape != (runs, self.N):
+            raise FedlibError(f"cursor is {[*cursor.shape]}. Expected [{runs}, {self.N}].")
 
     def read(
         self,
@@ -255,7 +307,7 @@ class FederatedDataset:
             )
         per_pass, samples = len(own) // batch_size, steps * batch_size
         first, last = start // per_pass, (start + steps - 1) // per_pass
-        passes = [_pass_order(seed, client, i, len(own)) for i in range(first, last + 1)]
+        passes = [_orders.of(seed, client, i, len(own)) for i in range(first, last + 1)]
         order = np.concatenate([one[: per_pass * batch_size] for one in passes])
         skip = (start - first * per_pass) * batch_size
         return own[order[skip : skip + samples]].reshape(steps, batch_size)
@@ -291,10 +343,18 @@ class FederatedDataset:
 
 
 def _checked_parts(parts: Sequence[np.ndarray], rows: int) -> list[np.ndarray]:
-    kinds = [np.asarray(part).dtype for part in parts if len(part)]
-    if wrong := [kind for kind in kinds if kind.kind not in "iu"]:
+    try:
+        parts = [np.asarray(part) for part in parts]
+        one_each = bool(parts) and all(part.ndim == 1 for part in parts)
+    except (TypeError, ValueError):
+        one_each = False
+    if not one_each:
+        raise FedlibError(
+            "The split is a list with row numbers for each client, [[0, 3, ...], [1, 2, ...], ...]."
+        )
+    if wrong := [part.dtype for part in parts if len(part) and part.dtype.kind not in "iu"]:
         raise FedlibError(f"Clients' rows are whole numbers; got an array of type {wrong[0]}.")
-    parts = [np.asarray(part, dtype=np.int64) for part in parts]
+    parts = [part.astype(np.int64) for part in parts]
     empty = [n for n, part in enumerate(parts) if len(part) == 0]
     if empty:
         raise FedlibError(f"Clients {empty[:5]} have no samples. Use fewer clients.")
@@ -306,11 +366,34 @@ def _checked_parts(parts: Sequence[np.ndarray], rows: int) -> list[np.ndarray]:
     return parts
 
 
-def _pair(x: Any, y: Any, device: Any, split: str, finite: bool) -> tuple[Tensor, Tensor]:
-    """Return features and targets of one split on the device; whole numbers become int64."""
-    x = _numbers(x, device, f"{split} features")
+def features(x: Any, device: Any, what: str, finite: bool = True) -> Tensor:
+    """Return features on the device, having refused what are no finite numbers, one row a sample.
+
+    Raises
+    ------
+    FedlibError
+        Also when there is no sample.
+    """
+    x = _numbers(x, device, what)
     if finite:
-        check_finite(x, f"{split} features")
+        check_finite(x, what)
+    if not len(x):
+        raise FedlibError(f"The {what} hold no sample.")
+    return x
+
+
+def check_alike(x: Tensor, other: Tensor, what: str) -> None:
+    """Refuse features of another shape or type than those of the training split."""
+    if (x.shape[1:], x.dtype) != (other.shape[1:], other.dtype):
+        raise FedlibError(
+            f"The {what} are {[*other.shape[1:]]} of {other.dtype} a sample, those of training "
+            f"{[*x.shape[1:]]} of {x.dtype}. Give both one shape and type."
+        )
+
+
+def pair(x: Any, y: Any, device: Any, split: str, finite: bool) -> tuple[Tensor, Tensor]:
+    """Return features and targets of one split on the device; whole numbers become int64."""
+    x = features(x, device, f"{split} features", finite)
     if y is None:
         real = x.dtype if x.is_floating_point() else torch.get_default_dtype()
         return x, torch.zeros(len(x), dtype=real, device=device)
@@ -347,7 +430,10 @@ def as_targets(y: Any, device: str | torch.device, split: str = "train") -> Tens
 def _numbers(values: Any, device: Any, what: str) -> Tensor:
     try:
         by_place = values.to_numpy(copy=True) if hasattr(values, "to_numpy") else values
-        return torch.as_tensor(by_place, device=device)
+        found = torch.as_tensor(by_place, device=device)
+        if found.is_complex() or not found.dim():
+            raise TypeError("complex, or a single number")
+        return found
     except (TypeError, ValueError, RuntimeError) as error:
         kind = f"{type(values).__name__} {getattr(values, 'dtype', '')}".strip()
         raise FedlibError(

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedlib.engine.checks import check_whole_number
 from fedlib.engine.rng import stream
 from fedlib.errors import FedlibError
 
@@ -39,6 +40,8 @@ def smoothness(
     seed
         Of the starting direction.
     """
+    check_whole_number("iterations", iterations)
+    check_whole_number("seed", seed, 0)
     start = stream(seed, "power iteration").standard_normal(theta.shape)
     v = torch.as_tensor(start, dtype=theta.dtype)
     v = v.to(theta.device)

@@ -16,13 +16,15 @@ What a copy does with its gradient is a rule of :mod:`fedlib.engine.steps`; plai
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from numbers import Real
 
 import torch
 from torch import Tensor
 
-from fedlib.engine.checks import check_whole_number
+from fedlib.engine.checks import check_rows, check_whole_number
 from fedlib.engine.cores import side_by_side
 from fedlib.engine.cost import check_room, count, room
 from fedlib.engine.data import Batch
@@ -80,16 +82,17 @@ def local_sgd(
         For an unknown backend, ``"threads"`` away from the CPU, more copies than memory holds, or
         models, batches, rates, extras or a rule's result of another shape.
     """
+    check_copies(task, theta, batches, copies)
     on_cpu = theta.device.type == "cpu"
     backend = backend or _default or ("threads" if on_cpu else "recorded")
     if backend not in BACKENDS:
         raise unknown("backend", backend, BACKENDS)
     if backend == "threads" and not on_cpu:
         raise FedlibError(f"'threads' is for the CPU; on {theta.device} use 'batched'.")
-    check_copies(task, theta, batches, copies)
     check_room(*theta.shape, 1, theta)
     theta = theta.detach()
     each_own = isinstance(lr, Tensor) and lr.dim() > 0
+    check_rate(lr)
     lr = lr.to(theta).flatten() if each_own else float(lr)
     if each_own and len(lr) != len(theta):
         raise FedlibError(f"{len(lr)} rates for {len(theta)} copies. Give one number, or one each.")
@@ -297,18 +300,26 @@ def _checked(extras: Mapping[str, Tensor] | None, copies: int) -> dict[str, Tens
 
 def check_copies(task: Task, theta: Tensor, batches: Sequence[Batch], copies: int) -> None:
     """Refuse models of another task, and batches for another number of copies."""
-    if theta.dim() != 2 or theta.shape[1] != task.size:
-        raise FedlibError(
-            f"theta is {list(theta.shape)}. Expected one copy a row, [C, {task.size}]; one model "
-            "alone: row.reshape(1, -1)."
-        )
+    check_rows(theta, task.size)
     for step, batch in enumerate(batches):
-        if batch.rows.dim() != 2 or len(batch.rows) != len(theta):
+        if batch.rows.dim() != 2 or len(batch.rows) != len(theta) or not batch.rows.shape[1]:
             raise FedlibError(
                 f"The batch of step {step} is {list(batch.rows.shape)}, theta has {len(theta)} "
                 f"copies. Expected row numbers [{len(theta)}, B]."
             )
+        if batch.weight is not None and batch.weight.shape != batch.rows.shape:
+            raise FedlibError(
+                f"The weights of step {step} are {list(batch.weight.shape)}, its row numbers "
+                f"{list(batch.rows.shape)}. Expected one weight for each."
+            )
     check_whole_number("copies", copies, 0)
+
+
+def check_rate(lr: float | Tensor) -> None:
+    """Refuse a step size that is neither a finite number nor a tensor; a device's are not read."""
+    if isinstance(lr, Tensor) or isinstance(lr, Real) and math.isfinite(lr):
+        return
+    raise FedlibError(f"lr is a finite number, or a tensor with one for each copy; got {lr!r}.")
 
 
 def _on_device(batch: Batch) -> bool:

@@ -61,6 +61,7 @@ def mix(theta: Tensor, W: Tensor | Groups) -> Tensor:
     """
     if isinstance(W, Groups):
         return _mix_groups(_runs(theta, W.count * W.size), W)
+    check_weights(theta, W)
     theta, weights = _runs(theta, W.shape[-1]), W.is_floating_point()
     if W.dim() == (3 if weights else 2) and len(W) != len(theta):
         raise FedlibError(f"W is for {len(W)} runs, theta has {len(theta)} of {W.shape[-1]} rows.")
@@ -85,7 +86,19 @@ def average(theta: Tensor, q: Tensor) -> Tensor:
     Tensor
         ``[R, P]``.
     """
+    if q.dim() != 2:
+        raise FedlibError(f"q is {list(q.shape)}. Expected weights [R, C], one row a run.")
     return mix(theta, q.unsqueeze(1)).squeeze(1)
+
+
+def check_weights(theta: Tensor, W: Tensor) -> None:
+    """Refuse weights that are none, by shape and type: no number of theirs is read."""
+    axes = (2, 3) if W.is_floating_point() else (1, 2)
+    if W.dim() not in axes or W.dtype == torch.bool or not theta.is_floating_point():
+        raise FedlibError(
+            f"W is {list(W.shape)} of {W.dtype}, theta of {theta.dtype}. Expected real rows, and "
+            "real weights [R, M, C] or [M, C], or a permutation in whole numbers [R, C] or [C]."
+        )
 
 
 def _mix_groups(theta: Tensor, groups: Groups) -> Tensor:

@@ -151,6 +151,8 @@ class Model:
 
     def to_module(self, row: Tensor) -> nn.Module:
         """Return a module of its own with the values of one row, ``[P]`` or ``[1, P]``."""
+        if not isinstance(row, Tensor):
+            raise FedlibError(f"A row is a tensor, [{self.size}]; got {type(row).__name__}.")
         if row.numel() != self.size:
             raise FedlibError(
                 f"The row is {list(row.shape)}. Expected one row, [{self.size}] or [1, "
@@ -237,10 +239,12 @@ class Model:
         try:
             with torch.no_grad():
                 out = self.apply(row, x.unsqueeze(0))
-        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        except FedlibError:
+            raise
+        except Exception as error:
             raise FedlibError(
                 f"Trying the model on features of shape {[*x.shape[1:]]}, type {x.dtype}, failed: "
-                f"{str(error).splitlines()[0]}"
+                f"{(str(error).splitlines() or [type(error).__name__])[0]}"
             ) from error
         if out.shape[:2] != (1, 2) or out.dim() != 3:
             raise FedlibError(

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedlib.engine.checks import check_whole_number
 from fedlib.engine.convolution import convolve
 from fedlib.engine.model import Model
-from fedlib.errors import unknown
+from fedlib.errors import FedlibError, unknown
 
 
 def uniform_init(name: str, shape: torch.Size, fan_in: int, rng: np.random.Generator) -> np.ndarray:
@@ -59,6 +60,10 @@ def softmax(features: int, classes: int) -> Model:
 
 def mlp(*widths: int) -> Model:
     """Fully connected ReLU network on flattened inputs: ``mlp(784, 50, 10)``."""
+    if len(widths) < 2:
+        raise FedlibError(f"A network has two widths or more: mlp(784, 50, 10); got {widths}.")
+    for width in widths:
+        check_whole_number("A width", width)
     layers: list[nn.Module] = [nn.Flatten()]
     for i, (a, b) in enumerate(zip(widths[:-1], widths[1:], strict=True)):
         layers += [nn.ReLU()] * (i > 0) + [nn.Linear(a, b, device="meta")]
@@ -170,6 +175,9 @@ def small_cnn(shape: tuple[int, int, int], outputs: int) -> Model:
     outputs
         Embedding width or number of classes.
     """
+
+    for side in shape[1:]:
+        check_whole_number("Height or width", side, 4)
 
     def forward(views: dict[str, Tensor], x: Tensor) -> Tensor:
         return _dense(views, "head", _two_conv(views, x))

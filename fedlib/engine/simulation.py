@@ -119,9 +119,12 @@ def simulate(
     """
     check_whole_number("rounds", rounds, 0)
     check_whole_number("evaluate_every", evaluate_every)
+    check_whole_number("checkpoint_every", checkpoint_every, 0)
+    if limit is not None:
+        check_whole_number("limit", limit)
     seeds = checked_seeds(seeds)
     splits = (splits,) if isinstance(splits, str) else tuple(splits)
-    looks = None if evaluate_at is None else {int(t) for t in evaluate_at}
+    looks = None if evaluate_at is None else checked_looks(evaluate_at)
     state = algorithm.init(task, seeds) if state is None else state
     runs = _named(name, state.seeds)
     measure = evaluate or (lambda s, k: _evaluate(s, k, runs, splits, limit))
@@ -160,6 +163,14 @@ def simulate(
         lost.setdefault(run, {})[seed] = t
     lost = lost.get(name, {}) if isinstance(name, str) else lost
     return History(pd.DataFrame(rows), state, lost)
+
+
+def checked_looks(evaluate_at: Iterable[int]) -> set[int]:
+    """Return the rounds at which to look, having refused what are no whole numbers from 0 on."""
+    looks = tuple(evaluate_at)
+    for t in looks:
+        check_whole_number("Each of evaluate_at", t, 0)
+    return set(looks)
 
 
 def _when(evaluate_every: int, looks: set[int] | None) -> str:

@@ -24,6 +24,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from fedlib.engine.checks import check_positive
 from fedlib.engine.data import Batch
 
 
@@ -109,6 +110,7 @@ def momentum(beta: float, then: Step = sgd) -> Step:
 
 def clip(norm: float, then: Step = sgd) -> Step:
     """Shorten every row's gradient to at most ``norm``."""
+    check_positive("norm", norm)
 
     def step(now: Now) -> Tensor:
         shrink = (norm / now.gradient.norm(dim=1, keepdim=True)).clamp(max=1)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedlib.engine.checks import check_rows
 from fedlib.engine.cores import each
 from fedlib.engine.data import Batch, FederatedDataset
 from fedlib.engine.losses import LOSSES, check_targets, tally, values
@@ -111,6 +113,7 @@ class Task:
         The copies do not interact, so one backward pass over the sum of their losses gives
         all the gradients at once.
         """
+        check_rows(theta, self.size)
         theta = theta.detach().requires_grad_()
         (gradient,) = torch.autograd.grad(self.losses(theta, batch).sum(), theta)
         if self.l2:
@@ -129,7 +132,9 @@ class Task:
             Which clients; default all.
         """
         chosen = range(self.N) if clients is None else clients
-        theta = theta.reshape(1, -1)
+        theta = theta.unsqueeze(0) if theta.dim() == 1 else theta
+        if len(theta) != 1:
+            raise FedlibError(f"theta is {[*theta.shape]}. Expected one model, [1, {self.size}].")
         return torch.cat([self.grad(theta, self.data.full_batch([n])) for n in chosen])
 
     @torch.no_grad()
@@ -167,6 +172,7 @@ class Task:
         FedlibError
             For an unknown split or average, or one that the data do not have.
         """
+        check_rows(theta, self.size)
         if split not in ("train", "test"):
             raise unknown("split", split, ["train", "test"])
         x, y = (
@@ -218,9 +224,13 @@ def check_task(task: Task) -> None:
         raise FedlibError(
             f"Task takes a fedlib Model; got {type(task.model).__name__}. Wrap it: Model(module)."
         )
-    if not task.l2 >= 0:
-        raise FedlibError(f"l2 must be at least 0; got {task.l2}.")
+    if not isinstance(task.l2, Real) or not 0 <= task.l2 < float("inf"):
+        raise FedlibError(f"l2 must be a number of at least 0, and finite; got {task.l2!r}.")
     data = task.data
+    if not isinstance(data, FederatedDataset):
+        raise FedlibError(
+            f"Task takes federated data; got {type(data).__name__}. See FederatedDataset.build."
+        )
     outputs = task.model.outputs(data.x)
     check_targets(task.loss_name, data.y, outputs)
     if data.test_x is not None:

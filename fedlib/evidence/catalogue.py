@@ -185,7 +185,7 @@ def check(
     for run in s.get("runs") or [{}]:
         name = f", run '{run.get('run', '')}'" * bool(run)
         _only(known, run, told, experiment + name)
-        if run and run.get("run", "") in {"", *found}:
+        if run and (not isinstance(run.get("run"), str) or run["run"] in {"", *found}):
             raise FedlibError(f"{told}, [{experiment}]: every run needs a name of its own{name}.")
         found.add(run.get("run", ""))
         given = {**s, **run} | ({s["tunes"]: s["grid"][0]} if "grid" in s else {})

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,15 @@ import torch
 import fedlib
 from fedlib import datasets, files
 from fedlib.engine import convolution
+from fedlib.engine.checks import checked_seeds
 from fedlib.engine.cores import steady
 from fedlib.errors import FedlibError, unknown
 from fedlib.evidence import catalogue, claims, freshness, records, tuning
 from fedlib.evidence.catalogue import profiles, settings
 from fedlib.evidence.records import Record
 from fedlib.papers.job import Job, run_seeds, study
+
+MOST_SEEDS = 10_000  # side by side
 
 
 def choose_device(device: str = "auto") -> str:
@@ -177,13 +181,13 @@ def choose_seeds(s: dict[str, Any], seeds: int | Sequence[int] | None) -> tuple[
         For none, for one given twice or below zero, and for one that is kept for the other use.
     """
     tunes, asked = "tunes" in s, s["seeds"] if seeds is None else seeds
-    if tunes and isinstance(asked, int):
-        asked = tuning.SEEDS[:asked]
-    chosen = run_seeds(asked)
-    if not chosen or len(set(chosen)) < len(chosen) or min(chosen) < 0:
-        raise FedlibError(
-            f"Seeds must be different non-negative integers, at least one; got {list(chosen)}."
-        )
+    if isinstance(asked, Integral) and not 1 <= asked <= MOST_SEEDS:
+        raise FedlibError(f"A number of seeds is 1 to {MOST_SEEDS}; got {asked}.")
+    if isinstance(asked, Integral):
+        asked = tuning.SEEDS[:asked] if tunes else run_seeds(int(asked))
+    chosen = tuple(map(int, checked_seeds(asked)))
+    if len(set(chosen)) < len(chosen):
+        raise FedlibError(f"Seeds must be different; got {list(chosen)}.")
     kept = ", ".join(map(str, tuning.SEEDS))
     if set(chosen) & set(tuning.SEEDS) and not tunes:
         raise FedlibError(f"Seeds {kept} are kept for tuning. Choose others.")

@@ -23,8 +23,11 @@ from fedlib.errors import FedlibError
 from fedlib.evidence import catalogue
 from fedlib.evidence.catalogue import PROFILES
 from fedlib.evidence.freshness import State, judge
-from fedlib.files import make_folder, publish
+from fedlib.files import make_folder, open_regular, publish
 from fedlib.schema import Page, conform
+
+LARGEST = 1 << 30  # bytes that a file of a record may have
+UNREADABLE = (OSError, EOFError, ValueError, RecursionError, zlib.error)
 
 
 class MissingRecord(FedlibError):
@@ -141,7 +144,7 @@ def folder(paper: str, out: str | Path | None = None) -> Path:
         ``out/PAPER/results``. Default: where the paper itself keeps its records.
     """
     home = paths.paper_folder(paper) if out is None else Path(out) / paper
-    return home / "results" if (home / "experiments.toml").is_file() else home
+    return home / "results" if os.path.isfile(home / "experiments.toml") else home
 
 
 def save(out: str | Path | None, frame: pd.DataFrame, manifest: dict[str, Any]) -> list[Path]:
@@ -177,8 +180,8 @@ def _waiting(page: Path) -> Path:
 def _put_in_place(path: Path, page: Path) -> None:
     """Give rows the manifest that waits for them, when it is theirs."""
     with contextlib.suppress(FileNotFoundError):  # another process was faster
-        rows = hashlib.sha256(gzip.decompress(path.read_bytes())).hexdigest()
-        if json.loads(_waiting(page).read_text("utf-8"))["rows"] == rows:
+        rows = hashlib.sha256(gzip.decompress(_content(path))).hexdigest()
+        if json.loads(_content(_waiting(page)))["rows"] == rows:
             os.replace(_waiting(page), page)
 
 
@@ -217,7 +220,7 @@ def _stored(path: Path, names: tuple[str, ...]) -> Record:
     """Return the record whose rows are in a file."""
     page = path.with_name(path.name.replace(".csv.gz", ".json"))
     if _waiting(page).exists():
-        with contextlib.suppress(OSError, EOFError, ValueError, zlib.error):  # told below
+        with contextlib.suppress(*UNREADABLE, LookupError, TypeError):  # told below
             _put_in_place(path, page)
     if not (path.exists() and page.exists()):
         raise MissingRecord(f"There is no {path}.")
@@ -228,20 +231,20 @@ def _stored(path: Path, names: tuple[str, ...]) -> Record:
 def _read(path: Path, page: Path, names: tuple[str, ...], stamp: tuple[int, ...]) -> Record:
     """Read and verify a record, once for each time that one of its files changes."""
     try:
-        rows, manifest = gzip.decompress(path.read_bytes()), json.loads(page.read_text())
+        rows, manifest = gzip.decompress(_content(path)), json.loads(_content(page))
         frame = pd.read_csv(io.BytesIO(rows))
-    except (OSError, EOFError, ValueError, zlib.error) as error:
+    except UNREADABLE as error:
         raise FedlibError(
             f"Record {path} cannot be read ({error}). Delete it and its .json, and make it again."
         ) from error
-    if manifest.get("rows") != hashlib.sha256(rows).hexdigest():
+    conform(manifest, Manifest, str(page))
+    if manifest["rows"] != hashlib.sha256(rows).hexdigest():
         raise FedlibError(
             f"Record {path} is not the one its manifest describes: the rows' SHA-256 is "
             f"{hashlib.sha256(rows).hexdigest()[:16]}…, the manifest says "
-            f"{str(manifest.get('rows'))[:16]}…. One of the two was edited or replaced; take both "
+            f"{manifest['rows'][:16]}…. One of the two was edited or replaced; take both "
             "from where they came from, or delete both and make the record again."
         )
-    conform(manifest, Manifest, str(page))
     told = tuple(manifest[key] for key in ("paper", "experiment", "profile"))
     if told != names:
         raise FedlibError(
@@ -249,6 +252,11 @@ def _read(path: Path, page: Path, names: tuple[str, ...], stamp: tuple[int, ...]
             "names back."
         )
     return Record(frame, manifest, path)
+
+
+def _content(path: Path) -> bytes:
+    with open_regular(path, LARGEST) as file:
+        return file.read()
 
 
 def took(paper: str, experiment: str, profile: str) -> str:

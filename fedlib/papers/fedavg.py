@@ -185,9 +185,10 @@ def start(
             f"Participation is for {algorithm.participation.N} clients, the data for {task.N}."
         )
     seeds = checked_seeds(seeds)
-    if x is None:
-        x = task.init(seeds)
-    check_models(x, len(seeds), task.size)
+    fresh = task.init(seeds if x is None else seeds[:1])
+    if x is not None:
+        check_models(x, len(seeds), task.size)
+    x = fresh if x is None else x.to(fresh)
     return x, seeds, np.zeros((len(seeds), task.N), dtype=np.int64)
 
 

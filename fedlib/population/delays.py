@@ -14,6 +14,7 @@ import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, Protocol
 
 import numpy as np
@@ -126,9 +127,19 @@ class Deterministic(_Law):
         return np.full(size, float(self.value))
 
 
+def check_law(name: str, law: Any) -> None:
+    """Refuse what is no law, and a sequence that holds something else."""
+    for one in law if isinstance(law, Sequence) else [law]:
+        if not hasattr(one, "draws"):
+            raise FedlibError(
+                f"{name} is a delay law, or one for each silo; got {one!r}. For a fixed time: "
+                "Deterministic(1.0)."
+            )
+
+
 def _check_duration(what: str, value: float) -> None:
-    if not (math.isfinite(value) and value >= 0):
-        raise FedlibError(f"A delay's {what} is a time of at least 0, and finite; got {value}.")
+    if not isinstance(value, Real) or not (math.isfinite(value) and value >= 0):
+        raise FedlibError(f"A delay's {what} is a time of at least 0, and finite; got {value!r}.")
 
 
 def each(law: Law | Sequence[Law], count: int, what: str = "silo") -> list[Law]:

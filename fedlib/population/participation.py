@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedlib.engine.checks import check_whole_number
 from fedlib.engine.rng import stream
 from fedlib.errors import FedlibError
 from fedlib.files import digest
@@ -38,6 +39,9 @@ class Participation:
     """
 
     N: int
+
+    def __post_init__(self) -> None:
+        check_whole_number("N", self.N)
 
     def draw(self, seed: int, t: int) -> Draw:
         """Return the clients of round ``t`` and their weights; a client may appear twice."""
@@ -96,7 +100,9 @@ class _Some(Participation):
     S: int = 1
 
     def __post_init__(self) -> None:
-        if not 1 <= self.S <= self.N:
+        super().__post_init__()
+        check_whole_number("S", self.S)
+        if self.S > self.N:
             raise FedlibError(f"S must be between 1 and N={self.N}; got {self.S}.")
 
 
@@ -157,6 +163,10 @@ class _Windows(_Some):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_whole_number("groups", self.groups)
+        check_whole_number("window", self.window)
+        if self.offset is not None:
+            check_whole_number("offset", self.offset, 0)
         if self.N % self.groups or self.S > self.N // self.groups:
             raise FedlibError(
                 f"{self.groups} groups of N={self.N} clients must be equal and hold S={self.S}."
@@ -279,6 +289,9 @@ class Markov(_Sequential):
     cap: int | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.cap is not None:
+            check_whole_number("cap", self.cap)
         if not (0 < self.on <= 1 and 0 < self.off <= 1):
             raise FedlibError(f"on and off must lie in (0, 1]; got {self.on} and {self.off}.")
 
@@ -310,6 +323,10 @@ class Drift(_Some):
 
     speed: int = 1
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_whole_number("speed", self.speed, 0)
+
     def draw(self, seed: int, t: int) -> Draw:
         """Return the ``S`` clients under the window."""
         position = _drift(seed, self.N, self.speed, t // 1024)[t % 1024]
@@ -330,9 +347,12 @@ class Trace(Participation):
     """Replay recorded weights ``[T, N]``, again from the start after ``T`` rounds."""
 
     def __init__(self, recorded: np.ndarray) -> None:
-        recorded = np.asarray(recorded, dtype=float)
-        sums = recorded.sum(1) if recorded.ndim == 2 else np.zeros(1)
-        if recorded.ndim != 2 or recorded.min() < 0 or not np.allclose(sums, 1):
+        try:
+            recorded = np.asarray(recorded, dtype=float)
+        except (TypeError, ValueError):
+            recorded = np.zeros(0)
+        sums = recorded.sum(1) if recorded.ndim == 2 and recorded.size else np.zeros(1)
+        if recorded.ndim != 2 or not np.allclose(sums, 1) or recorded.min() < 0:
             raise FedlibError(
                 "A trace needs weights [T, N], non-negative, each row summing to one; "
                 f"got shape {recorded.shape} with row sums {sums.min():.3g} to {sums.max():.3g}."

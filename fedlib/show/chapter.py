@@ -33,13 +33,18 @@ def begin(paper: str, names: Mapping[str, Any], known: Container[str]) -> Chapte
     Raises
     ------
     FedlibError
-        For a parameter that the notebook does not have, or an experiment that the paper has not.
+        For a parameter that the notebook does not have, a profile or device that there is not, or
+        an experiment that the paper has not.
     """
     given = {name: value for name, value in names.items() if name not in known}
     check_parameters(given, PARAMETERS)
+    if given["profile"] not in (valid := ["replay", *catalogue.PROFILES]):
+        raise unknown("profile", given["profile"], valid)
+    experiments.choose_device(given["device"])
     chosen = given["experiments_to_run"]
     if chosen != "all":
-        chosen = given["experiments_to_run"] = [chosen] if isinstance(chosen, str) else chosen
+        several = isinstance(chosen, list | tuple)
+        chosen = given["experiments_to_run"] = chosen if several else [chosen]
         for name in chosen:
             catalogue.profiles(paper, name)
     plotting.use()
@@ -83,7 +88,8 @@ class Chapter:
     seeds, device
         As for :func:`fedlib.evidence.experiments.run`.
     out
-        Folder for new records; default is ``runs``.
+        Folder of records: for ``replay`` of those to show, default the ones that ship with fedlib;
+        else of new ones, default ``runs``.
     """
 
     paper: str
@@ -97,7 +103,7 @@ class Chapter:
     @property
     def where(self) -> str | Path | None:
         """The folder of the records; None for those that ship with fedlib."""
-        return None if self.profile == "replay" else self.out or "runs"
+        return self.out or (None if self.profile == "replay" else "runs")
 
     def record(self, name: str) -> Record:
         """Return an experiment's record, stored or freshly run.
@@ -158,6 +164,8 @@ class Chapter:
         """Print the verdict on some claims and return their checks as a table."""
         rows = {row["id"]: row for row in claims.judge(self.paper, self.where)}
         for name in ids:
+            if name not in rows:
+                raise unknown("claim", name, rows)
             row = rows[name]
             print(f"{name}: {row['verdict'].upper()}. {row['told'].capitalize()}. {row['note']}")
         table = pd.DataFrame([check for name in ids for check in rows[name]["checks"]])

@@ -112,9 +112,10 @@ class TDCD:
         if not 1 <= B <= len(task.y):
             raise FedlibError(f"batch_size must be between 1 and {len(task.y)}; got {B}.")
         seeds = checked_seeds(seeds)
-        if x is None:
-            x = task.init(seeds)
-        check_models(x, len(seeds), task.size)
+        fresh = task.init(seeds if x is None else seeds[:1])
+        if x is not None:
+            check_models(x, len(seeds), task.size)
+        x = fresh if x is None else x.to(fresh)
         return TieredState(x, seeds, 0, np.zeros(len(seeds)))
 
     def draws(self, state: TieredState, task: TieredTask) -> Iterator[Drawn]:

@@ -28,6 +28,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
+from numbers import Real
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -39,7 +40,7 @@ from fedlib.errors import FedlibError
 from fedlib.papers.fedavg import check_settings
 from fedlib.papers.tiers.algorithm import TDCD, Cohort, Drawn, descend, draw_ids
 from fedlib.papers.tiers.task import TieredTask
-from fedlib.population.delays import EventQueue, Law, each
+from fedlib.population.delays import EventQueue, Law, check_law, each
 
 
 class HubRound(NamedTuple):
@@ -165,8 +166,11 @@ class AsyncTDCD:
 
     def __post_init__(self) -> None:
         check_settings(self)
-        if self.tick is not None and not 0 < self.tick < float("inf"):
-            raise FedlibError(f"tick is a positive time or None; got {self.tick}.")
+        tick = 1.0 if self.tick is None else self.tick
+        if not isinstance(tick, Real) or not 0 < tick < float("inf"):
+            raise FedlibError(f"tick is a positive time or None; got {self.tick!r}.")
+        for name in ("comm", "comp"):
+            check_law(name, getattr(self, name))
 
     def init(self, task: TieredTask, seeds: Sequence[int], x: Tensor | None = None) -> AsyncState:
         """Return the state at time 0: all hubs have published ``x`` and begun their round 0."""

@@ -10,8 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedlib.engine.checks import check_rows
 from fedlib.engine.cores import each
-from fedlib.engine.data import as_targets
+from fedlib.engine.data import as_targets, check_alike
+from fedlib.engine.data import features as as_features
 from fedlib.engine.losses import LOSSES, check_targets, tally, values
 from fedlib.engine.model import Model
 from fedlib.engine.rng import stream
@@ -60,20 +62,21 @@ class TieredTask:
     ) -> None:
         if loss_name not in LOSSES:
             raise unknown("loss", loss_name, LOSSES)
-        if not len(models) == len(features) == len(rows):
+        if not 0 < len(models) == len(features) == len(rows):
             raise FedlibError(
                 f"{len(models)} models, {len(features)} feature blocks and {len(rows)} row splits: "
                 "one of each is needed for every silo."
             )
         self.models, self.loss_name = list(models), loss_name
-        self.x = [torch.as_tensor(x, device=device) for x in features]
-        self.y = as_targets(labels, device)
-        self.test_x = None
+        each = [f"features of silo {j}" for j in range(len(models))]
+        self.x = [as_features(x, device, what) for x, what in zip(features, each, strict=True)]
+        self.y, self.test_x, self.test_y = as_targets(labels, device), None, None
         if test_features is not None:
-            self.test_x = [torch.as_tensor(x, device=device) for x in test_features]
+            self.test_x = [as_features(x, device, "test features") for x in test_features]
             self.test_y = as_targets(test_labels, device, "test")
-        self.rows = [[np.asarray(part, dtype=np.int64) for part in silo] for silo in rows]
+        self.rows = [[np.asarray(part) for part in silo] for silo in rows]
         self._check()
+        self.rows = [[part.astype(np.int64) for part in silo] for silo in self.rows]
         stops = np.cumsum([model.size for model in self.models])
         self.columns = [slice(int(b - m.size), int(b)) for b, m in zip(stops, models, strict=True)]
         self.size = int(stops[-1])
@@ -85,6 +88,16 @@ class TieredTask:
 
     def _check(self) -> None:
         M = len(self.y)
+        for model in self.models:
+            if not isinstance(model, Model):
+                raise FedlibError(
+                    f"A silo's model is a fedlib Model; got {type(model).__name__}. Wrap it: "
+                    "Model(module)."
+                )
+        if kinds := {x.dtype for x in self.x} - {self.x[0].dtype}:
+            raise FedlibError(f"The silos' features are of {self.x[0].dtype} and {kinds}. Use one.")
+        if wrong := [p.dtype for silo in self.rows for p in silo if p.dtype.kind not in "iu"]:
+            raise FedlibError(f"Clients' rows are whole numbers; got an array of type {wrong[0]}.")
         for j, x in enumerate(self.x):
             if len(x) != M:
                 raise FedlibError(
@@ -109,8 +122,16 @@ class TieredTask:
                     "one sample alone. Use GroupNorm, and no dropout."
                 )
         check_targets(self.loss_name, self.y, self.widths[0])
-        if self.test_x is not None:
-            check_targets(self.loss_name, self.test_y, self.widths[0], "test")
+        if self.test_x is None:
+            return
+        check_targets(self.loss_name, self.test_y, self.widths[0], "test")
+        if [len(x) for x in self.test_x] != [len(self.test_y)] * len(self.x):
+            raise FedlibError(
+                f"The test features have {[len(x) for x in self.test_x]} rows for {self.N} silos "
+                f"and {len(self.test_y)} labels. Every silo must hold every test sample."
+            )
+        for j, (x, test) in enumerate(zip(self.x, self.test_x, strict=True)):
+            check_alike(x, test, f"test features of silo {j}")
 
     def to(self, device: str | torch.device) -> TieredTask:
         """Return the same task with its data on a device."""
@@ -166,8 +187,11 @@ class TieredTask:
         self, theta: Tensor, split: str = "train", limit: int | None = None
     ) -> dict[str, Tensor]:
         """Return loss, accuracy and, for logistic loss, F1 of whole models, each ``[R]``."""
+        check_rows(theta, self.size)
         if split not in ("train", "test"):
             raise unknown("split", split, ["train", "test"])
+        if split == "test" and self.test_x is None:
+            raise FedlibError("This task has no test split. Evaluate on 'train'.")
         features, y = (self.x, self.y) if split == "train" else (self.test_x, self.test_y)
         keep = torch.linspace(0, len(y) - 1, min(limit or len(y), len(y))).long()
         keep = keep.to(y.device)
