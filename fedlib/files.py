@@ -113,7 +113,10 @@ def only_one(path: Path, what: str) -> Iterator[None]:
         raise cannot_write(path, error) from error
     try:
         now = datetime.datetime.now().isoformat(" ", "seconds")
-        path.write_text(f"process {os.getpid()} on {platform.node()}, begun {now}", "utf-8")
+        try:
+            path.write_text(f"process {os.getpid()} on {platform.node()}, begun {now}", "utf-8")
+        except OSError as error:
+            raise cannot_write(path, error) from error
         yield
     finally:
         path.unlink(missing_ok=True)

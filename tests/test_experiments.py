@@ -353,6 +353,16 @@ def test_a_second_start_says_who_is_at_it(tmp_path):
     assert not list(folder.glob(".*")), "a lock dies with its process, and nothing is left"
 
 
+def test_no_room_for_the_lock(tmp_path, monkeypatch):
+    def full(*given):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(FedlibError, match="Cannot write to .*lock: No space left"):
+        experiments.run(PAPER, "figB1", "smoke", None, "cpu", tmp_path, False)
+    assert not list((tmp_path / PAPER).glob(".*"))
+
+
 def test_a_run_that_fails_gives_its_lock_back(tmp_path, monkeypatch):
     def fails(job):
         assert list((tmp_path / PAPER).glob(".figB1.smoke.lock"))

@@ -498,5 +498,5 @@ def test_whatever_a_module_raises_is_told_as_a_sentence():
             return self.nowhere(x)
 
     with pytest.raises(FedlibError, match="Trying the model on features.*'nowhere'") as error:
-        Task(Model(Missing()), MODELS["mlp"](np.float64).data)
+        Task(Model(Missing()), FederatedDataset.build(np.zeros((2, 12)), [0, 1], [[0, 1]]))
     assert isinstance(error.value.__cause__, AttributeError)

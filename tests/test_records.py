@@ -319,6 +319,10 @@ def test_a_manifest_without_the_hash_of_its_rows_is_refused(tmp_path):
         records.load(PAPER, "fig1", "quick", tmp_path)
 
 
+def test_settings_that_were_taken_out_are_noticed(tmp_path):
+    assert stored(tmp_path, settings={}).state.word == "stale"
+
+
 @pytest.mark.parametrize("text", ["null", "[]", "3", "[" * 100_000])
 @pytest.mark.parametrize("name", ["fig1.quick.json", ".fig1.quick.json.next"])
 def test_a_manifest_of_another_kind(name, text, tmp_path):

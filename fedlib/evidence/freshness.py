@@ -215,7 +215,7 @@ def seen(small: Mapping[str, Any], code: Code) -> dict[str, Any]:
 def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings as a manifest holds them, without words and without where code lives."""
     kept = {k: v for k, v in json.loads(json.dumps(settings)).items() if k not in TOLD}
-    return kept | {"kind": kept["kind"].split(":")[-1]}
+    return kept | {"kind": kept.get("kind", "").split(":")[-1]}
 
 
 def _few(names: list[str]) -> str:
