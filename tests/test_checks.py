@@ -199,7 +199,7 @@ def test_splits_are_alike(held, told):
 
 @pytest.mark.parametrize("l2", [-1, math.nan, math.inf, "0.1", None])
 def test_weight_decay_is_a_number(l2):
-    with pytest.raises(FedlibError, match="l2 must be a number"):
+    with pytest.raises(FedlibError, match="l2 must be at least 0, a finite number"):
         Task(models.mlp(4, 2), FederatedDataset.build(X, Y, PARTS), l2=l2)
     with pytest.raises(FedlibError, match="takes federated data; got tuple"):
         Task(models.mlp(4, 2), (X, Y))

@@ -225,7 +225,7 @@ def check_task(task: Task) -> None:
             f"Task takes a fedlib Model; got {type(task.model).__name__}. Wrap it: Model(module)."
         )
     if not isinstance(task.l2, Real) or not 0 <= task.l2 < float("inf"):
-        raise FedlibError(f"l2 must be a number of at least 0, and finite; got {task.l2!r}.")
+        raise FedlibError(f"l2 must be at least 0, a finite number; got {task.l2!r}.")
     data = task.data
     if not isinstance(data, FederatedDataset):
         raise FedlibError(
