@@ -135,6 +135,13 @@ def test_changes_reach_the_runs_that_have_the_setting():
     assert s["runs"] == [{"run": "a", "lr": 2}, {"run": "b=.5"}], "what was given stays"
 
 
+def test_an_axis_that_is_set_has_that_value(march):
+    page = {"set": FAR, "grid": {"seed": [1, 2], "pause": [0.1, 0.2]}}
+    jobs = batch.read(page, {"seed": 7})
+    assert [job.axes for job in jobs] == [{"seed": 7, "pause": 0.1}, {"seed": 7, "pause": 0.2}]
+    assert {job.seeds for job in jobs} == {(7,)}
+
+
 def test_values_of_a_command_line():
     words = ["lr=.01", "seeds=[4, 5]", "aligned=true", "name=fig1", "a=b.lr=1e-3"]
     assert grids.values(words) == {

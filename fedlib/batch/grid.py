@@ -115,6 +115,7 @@ def read(
         for values in itertools.product(*axes.values()):
             chosen = dict(zip(axes, values, strict=True)) | own
             given = page.get("set", {}) | chosen | dict(changes or {})
+            chosen = {name: given[name] for name in chosen}
             if "notebook" in page:
                 job = _notebook(home / page["notebook"], given, chosen)
             else:
