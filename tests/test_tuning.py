@@ -185,7 +185,8 @@ def test_joined_seeds_are_the_seeds_run_together(tmp_path):
         records.join("participation", "factor", "smoke", [tmp_path / "b", tmp_path / "c"])
     other = records.load("participation", "factor", "smoke", tmp_path / "b")
     for key in ("settings", "code", "cards", "data", "fidelity", "tuning"):
-        records.save(tmp_path / "e", other.frame, other.manifest | {key: {"x": "y"}})
+        changed = "re-encoded" if key == "fidelity" else {"x": "y"}
+        records.save(tmp_path / "e", other.frame, other.manifest | {key: changed})
         with pytest.raises(FedlibError, match=f"other {key} than the one"):
             records.join("participation", "factor", "smoke", [tmp_path / "a", tmp_path / "e"])
     with pytest.raises(FedlibError, match="at least two"):
