@@ -285,4 +285,5 @@ def test_a_node_is_lost_halfway(cluster, start, tmp_path):
     batch.run(tmp_path / "grid.toml", here, progress=False)
     said, complained = (text.decode() for text in running.communicate(timeout=60))
     assert running.returncode == 0 and "10 done" in said, said + complained
+    assert "raylet" not in said, "what Ray prints of a lost node is not for the reader of a table"
     assert len(rows(here)) == 10 and rows(there) == rows(here)

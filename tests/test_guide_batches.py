@@ -182,7 +182,7 @@ def test_notebooks_are_jobs(desk):
 @pytest.mark.slow
 @pytest.mark.parametrize("section", ["Under Slurm", "On machines that you reach by ssh"])
 def test_shards_finish_the_grid(desk, section):
-    at, short = desk(), {"3000": "200", "[2, 4, 5]": "[2, 4]", "=1-3": "=1-2"}
+    at, short = desk(), {"= 1000": "= 200", "[2, 4, 5]": "[2, 4]", "=1-3": "=1-2"}
     short |= {"task=2": "task=1", "(ada emmy sofja)": "(ada emmy)"}
     for name, text in FILES.items():
         for long in short:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import shutil
 import signal
@@ -220,7 +221,8 @@ def _joined(address: str, threads: int) -> Iterator[int]:
         places = sum(int(cores) // threads for cores in nodes)
         if not places:
             raise FedlibError(f"No node of the cluster at '{address}' has {threads} cores.")
-        yield places
+        with contextlib.redirect_stdout(io.StringIO()):  # Ray would print the log of a lost node
+            yield places
     finally:
         ray.shutdown()
 
