@@ -160,7 +160,7 @@ def test_values_of_a_command_line():
         ({"set": FAR, "grid": {"rate": [-1.0]}}, ["'rate' is -1.0", "greater than 0"]),
         ({"set": FAR | {"experiment": "fra"}}, ["'fra'", "Did you mean 'far'"]),
         ({"set": {"paper": "march"}}, ["neither a notebook nor the experiment"]),
-        ({"set": FAR | {"seed": -1}}, ["non-negative"]),
+        ({"set": FAR | {"seed": -1}}, ["seed", "-1"]),
         ({"set": FAR, "headline": {"run": "fats"}}, ["run in [headline]", "'fast'"]),
         ({"notebook": "not_there.ipynb"}, ["no notebook", "not_there.ipynb"]),
     ],
@@ -321,7 +321,7 @@ def test_a_bad_job_takes_no_other_with_it(march, tmp_path):
     assert table["why"].tolist()[2] == "ValueError: out of breath"
     jobs = batch.read(page)
     told = (work.place(out, jobs[2]) / "error.txt").read_text()
-    assert "Traceback" in told and "out of breath" in told
+    assert told.count("Traceback") == 1 and "out of breath" in told
     study = march / "a_march.py"
     study.write_text(study.read_text().replace('"broken"', '"brokn"'))
     assert batch.run(page, out, progress=False)["status"].tolist()[2] == "failed", "only on request"

@@ -47,13 +47,16 @@ def test_the_api_has_every_module_once():
     }
     assert len(shown) == len(set(shown)) and set(shown) == there - {"fedlib.cli", "fedlib.__main__"}
     firsts = re.findall(r"^## fedlib\.(\w+)", text, re.M)
-    assert firsts == ["engine", "datasets", "population", "papers", "evidence", "show"]
+    assert firsts == ["engine", "datasets", "population", "papers", "evidence", "show", "batch"]
 
 
 def test_the_commands_are_those_of_the_command_line():
     text = "\n".join(pages.commands())
     assert "| `fedlib run PAPER EXPERIMENT` | Run an experiment and store its record." in text
-    assert "Takes `--profile`, `--seeds`, `--device`, `--out`, `--tf32`, `--replace`. |" in text
+    assert (
+        "Takes `--profile`, `--seeds`, `--device`, `--out`, `--tf32`, `--replace`, `--set`. |"
+        in text
+    )
     assert "| `fedlib claims [PAPER]` |" in text and "| `fedlib data get NAME` |" in text
 
 

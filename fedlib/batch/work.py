@@ -56,18 +56,20 @@ def carry_out(unit: Unit, folder: Path) -> dict[str, str]:
             _run_notebook(unit.jobs[0], folder)
         else:
             _run_experiment(unit, folder)
+        told = ""
     except Exception as error:
         if isinstance(error, OSError) and error.errno in FULL:
             raise files.cannot_write(folder, error) from error
-        if len(unit.jobs) > 1:
-            apart = [carry_out(Unit((job,)), folder) for job in unit.jobs]
-            return {name: status for found in apart for name, status in found.items()}
         told = f"{error}\n" if isinstance(error, FedlibError) else traceback.format_exc()
+    if told and len(unit.jobs) > 1:
+        apart = [carry_out(Unit((job,)), folder) for job in unit.jobs]
+        return {name: status for found in apart for name, status in found.items()}
+    if told:
         return _failed(unit, folder, began, told)
     seconds = (time.perf_counter() - began) / len(unit.jobs)
     for job in unit.jobs:
-        told = {"status": DONE, "seconds": round(seconds, 2), "headline": headline(folder, job)}
-        _write(folder, job, told)
+        row = {"status": DONE, "seconds": round(seconds, 2), "headline": headline(folder, job)}
+        _write(folder, job, row)
         with contextlib.suppress(FileNotFoundError):
             (place(folder, job) / "error.txt").unlink()
     shutil.rmtree(folder / "units" / unit.id, ignore_errors=True)
