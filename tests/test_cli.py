@@ -79,7 +79,7 @@ def test_run_passes_on_its_options_and_tells_of_divergence(tmp_path, monkeypatch
     assert "wild diverged: seed 1 by round 30, seed 2 by round 40." in done.stdout
     assert f"Wrote {tmp_path / 'e.quick.json'}" in done.stdout
     options = ["--profile", "paper", "--seeds", "3", "--device", "cpu", "--out", "elsewhere"]
-    options += ["--tf32", "--replace"]
+    options += ["--tf32", "--replace", "--set", "lr=.5"]
     call("run", PAPER, "fig1", *options)
     assert seen == [
         (
@@ -93,8 +93,9 @@ def test_run_passes_on_its_options_and_tells_of_divergence(tmp_path, monkeypatch
             False,
             None,
             False,
+            {},
         ),
-        (PAPER, "fig1", "paper", 3, "cpu", Path("elsewhere"), True, True, None, True),
+        (PAPER, "fig1", "paper", 3, "cpu", Path("elsewhere"), True, True, None, True, {"lr": 0.5}),
     ]
 
 
