@@ -8,6 +8,7 @@ they are, with a warning.
 
 from __future__ import annotations
 
+import functools
 import json
 import tomllib
 import warnings
@@ -76,13 +77,19 @@ def conform(held: Any, shape: Any, told: str) -> Any:
         warnings.warn("Pydantic is not installed: pages are read unchecked.", stacklevel=2)
         return _unchecked(held, shape)
     try:
-        return pydantic.TypeAdapter(shape).validate_json(json.dumps(held), strict=True)
+        return _adapter(shape).validate_json(json.dumps(held), strict=True)
     except pydantic.ValidationError as error:
         faults = list(dict.fromkeys(_fault(fault, held, shape) for fault in error.errors()))
     except (TypeError, ValueError, RecursionError) as error:
         faults = [f"{error}"]
     more = [f"and {len(faults) - MOST} more."] * (len(faults) > MOST)
     raise FedlibError("\n  ".join([f"{told} is not as it should be:", *faults[:MOST], *more]))
+
+
+@functools.lru_cache(maxsize=64)
+def _adapter(shape: Any) -> Any:
+    """Return what checks a shape; making it takes longer than most checks."""
+    return pydantic.TypeAdapter(shape)
 
 
 def keys(shape: Any) -> list[str]:

@@ -228,6 +228,7 @@ def test_a_paper_s_own_page_is_checked(walk, tmp_path):
 def test_without_pydantic_pages_read_the_same_with_a_warning(monkeypatch):
     cards = datasets.all_cards()
     monkeypatch.setattr(schema, "pydantic", None)
+    datasets.cards._read.cache_clear()
     with pytest.warns(UserWarning, match="unchecked"):
         assert datasets.all_cards() == cards
     catalogue._read.cache_clear()

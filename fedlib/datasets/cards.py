@@ -5,9 +5,11 @@ Facts live in ``data/datasets/NAME.toml``.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -158,8 +160,14 @@ def fingerprint(*arrays: Any) -> str:
 def all_cards() -> dict[str, Card]:
     """Return every card, by data set name, in alphabetical order."""
     paths = sorted((data_folder() / "datasets").glob("*.toml"))
-    found = [read_toml(path, Card) for path in paths]
+    found = [_read(path, (path.stat().st_mtime_ns, path.stat().st_size)) for path in paths]
     return {card.name: card for card in found}
+
+
+@functools.lru_cache(maxsize=128)
+def _read(path: Path, stamp: tuple[int, ...]) -> Card:
+    """Read a card, once for each time that its file changes."""
+    return read_toml(path, Card)
 
 
 def card(name: str) -> Card:
