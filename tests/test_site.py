@@ -214,11 +214,14 @@ def letters(text: str) -> str:
     return re.sub(r"\{[a-z:]+\}|[^A-Za-z]", "", text)
 
 
-def test_every_erratum_has_an_address_and_its_three_parts(html):
+def test_every_erratum_has_an_address_and_its_three_parts_in_the_list_of_its_kind(html):
     page = (html / "book" / "errata.html").read_text("utf-8")
     seen = 0
-    for home in paths.papers("errata.toml").values():
+    for paper, home in paths.papers("errata.toml").items():
         for erratum in tomllib.loads((home / "errata.toml").read_text("utf-8"))["erratum"]:
+            before = page[: page.index(f'id="{erratum["id"].lower()}"')]
+            last = re.findall(r'<section id="errata-(\w+)-(\w+)">', before)[-1]
+            assert last == (paper, erratum["kind"]), erratum["id"]
             (box,) = re.findall(rf'id="{erratum["id"].lower()}">(.*?)</dl>', page, re.S)
             told = [text_of(part) for part in re.findall(r"<dd>(.*?)</dd>", box, re.S)]
             for key, shown in zip(("says", "reads", "checked"), told, strict=True):

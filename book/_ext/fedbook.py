@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Literal
 
 import yaml
 from docutils import nodes
@@ -196,13 +197,15 @@ class ClaimsTable(Facts):
 
 
 class Erratum(Page):
-    """An entry of an ``errata.toml``, in Markdown."""
+    """An entry of an ``errata.toml``, in Markdown; ``test`` names the tests that hold it."""
 
     id: str
+    kind: Literal["error", "clarification", "decision"]
     where: str
     says: str
     reads: str
     checked: str
+    test: list[str]
 
 
 class Errata(Page):
@@ -215,10 +218,21 @@ class ErrataTable(Facts):
     """The errata of a paper, in ``data/papers/PAPER/errata.toml``, by default ``participation``."""
 
     optional_arguments = 1
-    PARTS = (("says", "The paper says"), ("reads", "We read"), ("checked", "How we checked"))
+    LISTS = {
+        "error": ("Errors", "False as printed; a test of ours shows it."),
+        "clarification": (
+            "Clarifications",
+            "True, or put right elsewhere in the paper, but a reader stumbles.",
+        ),
+        "decision": (
+            "Decided by us",
+            "Open in the paper, or different in its code, so we had to choose.",
+        ),
+    }
+    READS = {"error": "What holds", "clarification": "We read", "decision": "We do"}
 
     def run(self) -> list[nodes.Node]:
-        """Lay the errata out one below the other, each with its anchor."""
+        """Lay the errata out in lists by kind, one below the other, each with its anchor."""
         paper = self.arguments[0].strip() if self.arguments else "participation"
         from fedlib.paths import paper_folder
 
@@ -227,9 +241,17 @@ class ErrataTable(Facts):
             raise self.error(f"errata-table: there is no data/papers/{paper}/errata.toml")
         self.env.note_dependency(str(path))
         try:
-            return [self.entry(erratum) for erratum in read_toml(path, Errata)["erratum"]]
+            errata = read_toml(path, Errata)["erratum"]
         except FedlibError as error:
             raise self.error(f"errata-table: {error}") from error
+        lists = []
+        for kind, (title, about) in self.LISTS.items():
+            entries = [self.entry(erratum) for erratum in errata if erratum["kind"] == kind]
+            if entries:
+                box = nodes.section(ids=[nodes.make_id(f"errata-{paper}-{kind}")])
+                box += [nodes.title(text=title), nodes.paragraph(text=about), *entries]
+                lists.append(box)
+        return lists
 
     def entry(self, erratum: Erratum) -> nodes.container:
         """Return one erratum: id and place, then what it says, what we read, how we checked."""
@@ -239,9 +261,16 @@ class ErrataTable(Facts):
         name = self.anchored(erratum["id"], box)
         head = nodes.paragraph("", "", name, nodes.Text(" · "), *words, classes=["erratum-head"])
         parts = nodes.definition_list()
-        for key, title in self.PARTS:
-            text = nodes.definition("", *self.inline(erratum[key]))
-            parts += nodes.definition_list_item("", nodes.term(text=title), text)
+        texts = {"The paper says": erratum["says"], self.READS[erratum["kind"]]: erratum["reads"]}
+        texts["How we checked"] = erratum["checked"]
+        for title, text in texts.items():
+            told = self.inline(text)
+            if title == "How we checked" and erratum["test"]:
+                names = ", ".join(f"`{name}`" for name in erratum["test"])
+                told += self.inline(f"Tested by {names}.")
+            parts += nodes.definition_list_item(
+                "", nodes.term(text=title), nodes.definition("", *told)
+            )
         box += [head, parts]
         return box
 

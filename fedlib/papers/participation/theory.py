@@ -77,7 +77,7 @@ def nu2(K: Any, q: Any) -> np.ndarray:
     """Return ``nu_t^2``, the spread of the gradients inside one round, shape ``[...]``.
 
     ``nu_t^2 = sum_n q_t^n ||grad F_n - sum_m q_t^m grad F_m||^2 = sum_n q_t^n K_nn - beta_t^2``
-    (Proposition 4.1).
+    (the first term of equation 11).
     """
     K, q = _weights(K, q)
     return np.maximum(q @ np.diagonal(K) - beta2(K, q), 0.0)
