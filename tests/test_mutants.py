@@ -56,4 +56,16 @@ def test_tests_are_those_that_import_a_module_by_any_road():
 
     assert "test_draws.py" in names("fedlib/engine/draws.py")
     assert "test_generalized_fedavg.py" in names("fedlib/papers/participation/algorithm.py")
-    assert "test_targets.py" in names("fedlib/engine/losses.py"), "through the modules that use it"
+
+
+def test_where_none_imports_it_those_of_its_users_do(tmp_path, monkeypatch):
+    texts = {
+        "own/low.py": "",
+        "own/high.py": "import own.low",
+        "tests/test_it.py": "import own.high",
+    }
+    for name, text in texts.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    assert mutants.importers(Path("own/low.py")) == ["tests/test_it.py"]
