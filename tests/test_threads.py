@@ -57,7 +57,7 @@ def test_a_study_has_one_thread_but_for_pieces_and_gives_them_back(
 
     pool = cores._pool(2, os.getpid())
     torch.set_num_threads(2)  # a new pool sets its own
-    monkeypatch.setattr(experiments.tuning, "study", lambda kind: study)
+    monkeypatch.setattr(experiments, "study", lambda kind: study)
     with pytest.raises(InterruptedError):
         experiments.run("participation", "factor", "smoke", out=tmp_path, progress=False)
     assert set(seen) == {1, "2 cores"} and torch.get_num_threads() == 2
