@@ -216,15 +216,16 @@ def _joined(address: str, threads: int) -> Iterator[int]:
             f"No Ray cluster answers at '{address}' ({error}). `ray start --head` starts one and "
             "says where; `ray status --address ADDRESS` shows its nodes."
         ) from error
-    try:
-        nodes = [node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"]]
-        places = sum(int(cores) // threads for cores in nodes)
-        if not places:
-            raise FedlibError(f"No node of the cluster at '{address}' has {threads} cores.")
-        with contextlib.redirect_stdout(io.StringIO()):  # Ray would print the log of a lost node
+    # Ray prints the log of a lost node, some of it only while it shuts down.
+    with contextlib.redirect_stdout(io.StringIO()):
+        try:
+            nodes = [node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"]]
+            places = sum(int(cores) // threads for cores in nodes)
+            if not places:
+                raise FedlibError(f"No node of the cluster at '{address}' has {threads} cores.")
             yield places
-    finally:
-        ray.shutdown()
+        finally:
+            ray.shutdown()
 
 
 def _knock(address: str) -> None:

@@ -166,8 +166,7 @@ def describe(units: Sequence[Unit]) -> list[dict[str, Any]]:
         first = unit.jobs[0]
         what = f"{first.paper} {first.experiment}.{first.profile}"
         row = dict(unit=unit.id, what=first.notebook.rpartition("/")[2] or what)
-        row |= dict(jobs=len(unit.jobs), variants=len(unit.variants) if not first.notebook else 1)
-        row |= dict(seeds=len(unit.seeds) or "")
+        row |= dict(jobs=len(unit.jobs), variants=len(unit.variants), seeds=len(unit.seeds) or "")
         time = "not known" if seconds is None else f"{max(1, round(seconds))} s"
         rows.append(row | {"about": time, "GB": f"{memory:.1f}"})
     return rows

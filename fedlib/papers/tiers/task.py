@@ -68,8 +68,8 @@ class TieredTask:
                 "one of each is needed for every silo."
             )
         self.models, self.loss_name = list(models), loss_name
-        each = [f"features of silo {j}" for j in range(len(models))]
-        self.x = [as_features(x, device, what) for x, what in zip(features, each, strict=True)]
+        names = [f"features of silo {j}" for j in range(len(models))]
+        self.x = [as_features(x, device, name) for x, name in zip(features, names, strict=True)]
         self.y, self.test_x, self.test_y = as_targets(labels, device), None, None
         if test_features is not None:
             self.test_x = [as_features(x, device, "test features") for x in test_features]
