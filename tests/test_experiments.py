@@ -141,12 +141,12 @@ def test_a_stored_record_that_takes_seconds_is_made_again(held, tmp_path):
 def test_the_data_as_used_are_pooled_and_normalised(smoke):
     s = catalogue.settings(PAPER, "fig1", "smoke")
     used = smoke(PAPER, "fig1").manifest["data"]["as used"]
-    task, hashes = studies.build_task(s, 1)
+    task, hashes = studies.build_task(s, (1,))
     d = task.data
     parts = [np.asarray(v) for v in (d.x, d.y, d.test_x, d.test_y)]
     assert used == hashes["as used"] == datasets.fingerprint(*parts)
     halved = s | {"pool": 2, "model": ["softmax", 16, 10]}
-    assert studies.build_task(halved, 1)[1]["as used"] != used
+    assert studies.build_task(halved, (1,))[1]["as used"] != used
     assert datasets.fingerprint(parts[0] * 1.001, *parts[1:]) != used
 
 
@@ -173,7 +173,7 @@ def test_training_record_holds_the_whole_curve(smoke):
     first = frame[frame["round"] == 0].pivot_table("value", "seed", "run", sort=False)
     assert (first.nunique(axis=1) == 1).all(), "all runs start from the same warm-up"
     job = Job(catalogue.settings(PAPER, "fig1", "smoke"), (1, 2), progress=False)
-    task, _ = studies.build_task(job.settings, 1)
+    task, _ = studies.build_task(job.settings, (1,))
     warm = studies.warm_up(job, task, studies.build_process(job.settings))
     loss = task.evaluate(warm, "test")["loss"].tolist()
     row = frame.query("run == 'amplified' and round == 0 and split == 'test' and metric == 'loss'")

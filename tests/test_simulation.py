@@ -248,7 +248,7 @@ def other_tasks():
         elif name == "test":
             data.test_x, data.test_y = data.x[:5], data.y[:5]
         elif name == "split":
-            data.parts = [data.parts[1], data.parts[0], *data.parts[2:]]
+            data.splits = {None: [data.parts[1], data.parts[0], *data.parts[2:]]}
         elif name == "l2":
             task.l2 = 0.25
         elif name == "loss":

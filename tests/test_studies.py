@@ -48,7 +48,7 @@ def values(outcome, **where):
 
 def test_training_and_test_rows_are_those_of_the_data_set_pooled():
     held = datasets.load("digits", progress=False)
-    task, _ = study.build_task({**DIGITS, "pool": 2}, 0)
+    task, _ = study.build_task({**DIGITS, "pool": 2}, (0,))
     for mine, x in ((task.data.x, held.train_x), (task.data.test_x, held.test_x)):
         blocks = x.reshape(len(x), 1, 4, 2, 4, 2).mean((3, 5))
         assert np.abs(mine.numpy() - blocks).max() < 1e-6
@@ -83,7 +83,7 @@ def test_what_every_algorithm_and_process_is_given():
 
 
 def test_the_warm_up_is_fedavg_at_its_own_rate():
-    task, _ = study.build_task({**DIGITS, "pool": 2}, 1)
+    task, _ = study.build_task({**DIGITS, "pool": 2}, (1, 2))
     process = study.build_process(RUN)
     fedavg = FedAvg(process, lr=0.1, local_steps=2, batch_size=8)
     state = fedavg.init(task, (1, 2))
@@ -120,10 +120,10 @@ def test_factor_and_squares_are_the_two_bounds_for_unit_heterogeneity():
 def test_heterogeneity_is_measured_at_each_seeds_own_model():
     s = {**RUN, "runs": [dict(run="a", process="cyclic")], "intervals": [4, 10]}
     outcome = study.heterogeneity(job(s))
-    task, _ = study.build_task(s, 1)
+    task, _ = study.build_task(s, (1, 2))
     start = study.warm_up(job(s), task, study.build_process(s))
     for seed, model in zip((1, 2), start, strict=True):
-        gradients = task.client_gradients(model).numpy().astype(float)
+        gradients = task.of(seed).client_gradients(model).numpy().astype(float)
         away = ((gradients - gradients.mean(0)) ** 2).sum(1)
         found = {m: values(outcome, seed=seed, metric=m) for m in outcome.frame["metric"].unique()}
         assert found["d2"] == pytest.approx(away.max(), rel=1e-5)

@@ -110,7 +110,7 @@ def test_04_one_silo_is_local_sgd_with_a_frozen_batch():
     for t in range(2):
         x = torch.stack([sgd(task, x, torch.from_numpy(p), 0.3, 4) for p in task.rows[0]]).mean(0)
         assert torch.allclose(path[t + 1], x, atol=1e-12)
-    (drawn,) = upload([Drawn.of(task, torch.arange(M).view(1, -1))], "cpu")
+    (drawn,) = upload([Drawn.of(task, (1,), torch.arange(M).view(1, -1))], "cpu")
     silo = Cohort.of(task, 0, drawn, path[0])
     assert (silo.union(silo.embed(task)) - task.predict(path[0], task.x)[0]).abs().max() < 1e-12
 

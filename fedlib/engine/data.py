@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -128,7 +128,8 @@ class FederatedDataset:
     """Features and labels once, and a list of row numbers for each client.
 
     Build one with :meth:`build`. ``parts[n]`` are the rows of client ``n``. The test split stays
-    apart and belongs to nobody, unless ``test_parts[n]`` give its rows to clients.
+    apart and belongs to nobody, unless ``test_parts[n]`` give its rows to clients. Each seed may
+    have a split of its own, see :meth:`with_splits`.
     """
 
     def __init__(
@@ -143,9 +144,8 @@ class FederatedDataset:
     ) -> None:
         self.x, self.y, self.test_x, self.test_y = x, y, test_x, test_y
         self.test_parts = test_parts
-        self.parts, self.augment = parts, augment
-        self.N = len(parts)
-        self.sizes = np.array([len(part) for part in parts])
+        self.augment, self.N = augment, len(parts)
+        self.splits: dict[int | None, list[np.ndarray]] = {None: parts}
 
     @classmethod
     def build(
@@ -204,6 +204,64 @@ class FederatedDataset:
             test_x, test_y = pair(test_x, test_y, device, "test", finite)
             check_alike(x, test_x, "test features")
         return cls(x, y, parts, test_x, test_y, augment, test_parts)
+
+    @property
+    def parts(self) -> list[np.ndarray]:
+        """Rows of every client.
+
+        Raises
+        ------
+        FedlibError
+            Where each seed has a split of its own.
+        """
+        return self._parts(None)
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """Number of samples of every client, ``[N]``."""
+        return np.array([len(part) for part in self.parts])
+
+    def with_splits(self, splits: Mapping[int, Sequence[np.ndarray]]) -> FederatedDataset:
+        """Return the same data, dealt out to as many clients in another way for each seed.
+
+        Parameters
+        ----------
+        splits
+            For each seed, row numbers of every client.
+
+        Raises
+        ------
+        FedlibError
+            As :meth:`build`, also where seeds have other numbers of clients, or clients hold test
+            samples.
+        """
+        held = copy.copy(self)
+        held.splits = {int(n): _checked_parts(parts, len(self.x)) for n, parts in splits.items()}
+        if not splits or any(len(parts) != self.N for parts in held.splits.values()):
+            raise FedlibError(
+                f"Splits for seeds need {self.N} clients each; got "
+                f"{ {n: len(parts) for n, parts in held.splits.items()} }."
+            )
+        if self.test_parts is not None:
+            raise FedlibError("Clients hold test samples, which would stay where they are.")
+        return held
+
+    def of(self, seed: int) -> FederatedDataset:
+        """Return the same data with the split of one seed, or the only one."""
+        held = copy.copy(self)
+        held.splits = {None: self._parts(seed)}
+        return held
+
+    def _parts(self, seed: int | None) -> list[np.ndarray]:
+        if None in self.splits:
+            return self.splits[None]
+        if seed not in self.splits:
+            asked = "none was named" if seed is None else f"seed {seed} has none"
+            raise FedlibError(
+                f"Each seed has a split of its own here, and {asked}. Seeds with one: "
+                f"{', '.join(map(str, self.splits))}; data.of(seed) are the data of one."
+            )
+        return self.splits[seed]
 
     def next_batches(
         self,
@@ -292,14 +350,14 @@ class FederatedDataset:
         visits = first + np.arange(steps)[:, None, None] * (0, 0, 1)  # [steps, copies, 3]
         jitter = np.array([_jitter(step) for step in visits]) if self.augment else None
         if batch_size is None:
-            rows, weight = self._full(clients.ravel())
+            rows, weight = _full([self._parts(n)[k] for n, k, _ in first.tolist()])
             return Reading(rows, weight, jitter, visits, bool((weight == 0).any())), cursor
         each = [self._walk(*visit, steps, batch_size) for visit in first.tolist()]
         return Reading(np.stack(each, 1), None, jitter, visits, False), cursor
 
     def _walk(self, seed: int, client: int, start: int, steps: int, batch_size: int) -> np.ndarray:
         """Return rows ``[steps, batch_size]`` of a client, ``start`` minibatches into its walk."""
-        own = self.parts[client]
+        own = self._parts(seed)[client]
         if len(own) < batch_size:
             raise FedlibError(
                 f"Client {client} has {len(own)} samples, fewer than a minibatch of {batch_size}. "
@@ -317,16 +375,9 @@ class FederatedDataset:
         chosen = (
             np.arange(self.N) if clients is None else np.asarray(torch.as_tensor(clients).cpu())
         )
-        rows, weight = (torch.from_numpy(part).to(self.x.device) for part in self._full(chosen))
+        held = _full([self.parts[n] for n in chosen])
+        rows, weight = (torch.from_numpy(part).to(self.x.device) for part in held)
         return Batch(rows, weight.to(self.dtype))
-
-    def _full(self, clients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return all rows of every given client and their weights, both ``[copies, longest]``."""
-        sizes = self.sizes[clients]
-        held = np.arange(sizes.max()) < sizes[:, None]
-        rows = np.zeros(held.shape, dtype=np.int64)
-        rows[held] = np.concatenate([self.parts[n] for n in clients])
-        return rows, held / sizes[:, None]
 
     @property
     def dtype(self) -> torch.dtype:
@@ -340,6 +391,15 @@ class FederatedDataset:
             held = getattr(self, name)
             setattr(moved, name, None if held is None else held.to(device))
         return moved
+
+
+def _full(parts: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Return all rows of every client and their weights, both ``[copies, longest]``."""
+    sizes = np.array([len(part) for part in parts])
+    held = np.arange(sizes.max()) < sizes[:, None]
+    rows = np.zeros(held.shape, dtype=np.int64)
+    rows[held] = np.concatenate(parts)
+    return rows, held / sizes[:, None]
 
 
 def _checked_parts(parts: Sequence[np.ndarray], rows: int) -> list[np.ndarray]:

@@ -69,10 +69,16 @@ class Task:
         moved.data, moved.recordings = self.data.to(device), {}
         return moved
 
+    def of(self, seed: int) -> Task:
+        """Return the same task with the split of one seed."""
+        one = copy.copy(self)
+        one.data, one.recordings = self.data.of(seed), {}
+        return one
+
     def digest(self) -> str:
-        """Return a SHA-256 of data, split, model and loss."""
+        """Return a SHA-256 of data, splits, model and loss."""
         d = self.data
-        held = (d.x, d.y, d.test_x, d.test_y, d.parts, d.test_parts, d.augment)
+        held = (d.x, d.y, d.test_x, d.test_y, [*d.splits.items()], d.test_parts, d.augment)
         return digest(*held, self.model.digest(), self.loss_name, self.l2)
 
     def init(self, seeds: Sequence[int]) -> Tensor:

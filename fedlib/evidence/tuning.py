@@ -37,28 +37,30 @@ def grid(job: Job[Grid]) -> Outcome:
     The runs are the methods. Rows have the columns ``method`` and ``at`` beside those of the study.
     """
     s = job.settings
-    values, parts, diverged = sorted(s["grid"]), {}, {}
-    while True:
-        for value in values:
-            if value not in parts:
-                parts[value] = _at(job, value)
-                diverged |= parts[value].diverged
-        frame = pd.concat([part.frame for part in parts.values()], ignore_index=True)
-        best = table(frame).set_index("method")["at"]
-        more = {values[0] / HALF_DECADE} if (best == values[0]).any() else set()
-        more |= {values[-1] * HALF_DECADE} if (best == values[-1]).any() else set()
-        if not more or len(values) + len(more) > MOST:
-            return Outcome(frame, diverged, parts[values[0]].hashes)
-        values = sorted({*values, *more})
+    values, more, parts, diverged = set(), {*s["grid"]}, [], {}
+    while more:
+        values |= more
+        found = _at(job, sorted(more))
+        parts.append(found.frame)
+        diverged |= found.diverged
+        frame = pd.concat(parts, ignore_index=True)
+        best, (low, high) = table(frame)["at"], (min(values), max(values))
+        more = {low / HALF_DECADE} if (best == low).any() else set()
+        more |= {high * HALF_DECADE} if (best == high).any() else set()
+        if len(values) + len(more) > MOST:
+            break
+    return Outcome(frame, diverged, found.hashes)
 
 
-def _at(job: Job, value: float) -> Outcome:
+def _at(job: Job, values: list[float]) -> Outcome:
+    """Run every method at some values, side by side as far as the study can."""
     s = job.settings
-    runs = [{**run, "run": _name(run["run"], value), s["tunes"]: value} for run in s["runs"]]
-    out = study(s["study"])(replace(job, settings={**s, "runs": runs}, split=SEEDS[0]))
-    names = {_name(run["run"], value): run["run"] for run in s["runs"]}
-    frame = out.frame.assign(method=out.frame["run"].map(names), at=value)
-    return Outcome(frame, out.diverged, out.hashes)
+    asked = {_name(run["run"], v): (run, v) for v in values for run in s["runs"]}
+    runs = [{**run, "run": name, s["tunes"]: v} for name, (run, v) in asked.items()]
+    out = study(s["study"])(replace(job, settings={**s, "runs": runs}))
+    method = out.frame["run"].map({name: run["run"] for name, (run, _) in asked.items()})
+    at = out.frame["run"].map({name: v for name, (_, v) in asked.items()})
+    return Outcome(out.frame.assign(method=method, at=at), out.diverged, out.hashes)
 
 
 def _name(method: str, value: float) -> str:

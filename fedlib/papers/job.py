@@ -45,16 +45,14 @@ class Job(Generic[S]):
     settings
         Resolved settings, as stored in the manifest.
     seeds
-        One run a seed.
+        One run a seed, which also decides how the data are split: seeds run together or one by one
+        are the same runs.
     device
         Where tensors live.
     folder
         Where unfinished work is kept, or None.
     progress
         Show progress bars.
-    split
-        The seed of the data's split, one for all runs: seeds run together or one by one are the
-        same runs.
     until
         When to stop, by ``time.monotonic()``; what is long passes it on to ``simulate``.
     """
@@ -64,7 +62,6 @@ class Job(Generic[S]):
     device: str = "cpu"
     folder: Path | None = None
     progress: bool = True
-    split: int = 1
     until: float | None = None
 
 

@@ -43,6 +43,11 @@ class Participation:
     def __post_init__(self) -> None:
         check_whole_number("N", self.N)
 
+    @property
+    def cycle(self) -> int:
+        """Number of rounds after which availability or cohorts repeat, 1 where nothing does."""
+        return 1
+
     def draw(self, seed: int, t: int) -> Draw:
         """Return the clients of round ``t`` and their weights; a client may appear twice."""
         raise NotImplementedError
@@ -137,6 +142,11 @@ class Regularized(_Some):
         if self.N % self.S:
             raise FedlibError(f"N must be a multiple of S; got N={self.N}, S={self.S}.")
 
+    @property
+    def cycle(self) -> int:
+        """One permutation."""
+        return self.N // self.S
+
     def draw(self, seed: int, t: int) -> Draw:
         """Return the next ``S`` clients of the current permutation."""
         number, k = divmod(t, self.N // self.S)
@@ -147,6 +157,11 @@ class Regularized(_Some):
 @dataclass(frozen=True)
 class Cyclic(Participation):
     """One client a round, in turn."""
+
+    @property
+    def cycle(self) -> int:
+        """Everybody once."""
+        return self.N
 
     def draw(self, seed: int, t: int) -> Draw:
         """Return client ``t mod N``."""
@@ -171,6 +186,11 @@ class _Windows(_Some):
             raise FedlibError(
                 f"{self.groups} groups of N={self.N} clients must be equal and hold S={self.S}."
             )
+
+    @property
+    def cycle(self) -> int:
+        """One window for each group."""
+        return self.groups * self.window
 
     def shift(self, seed: int) -> int:
         """Return the offset of a run: how many rounds its first window is cut short."""

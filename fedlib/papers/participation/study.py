@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NotRequired
 
@@ -19,7 +20,7 @@ from fedlib.engine.simulation import simulate
 from fedlib.engine.tasks import Task
 from fedlib.errors import unknown
 from fedlib.papers.fedavg import FedAvg
-from fedlib.papers.job import Job, Outcome, Settings, alike, checkpoint_file
+from fedlib.papers.job import Job, Outcome, Settings, alike, checkpoint_file, off_cycle
 from fedlib.papers.participation import theory
 from fedlib.papers.participation.algorithm import ALGORITHMS, GeneralizedFedAvg
 from fedlib.papers.participation.toy import toy_task
@@ -77,7 +78,7 @@ class Training(WarmUp):
     compress_lr: NotRequired[bool]  # multiply the rate by the compression; default true
     amplify: NotRequired[PositiveFloat]
     interval: NotRequired[PositiveInt]
-    evaluate_every: PositiveInt  # of our rounds
+    looks: PositiveInt  # about how many evaluations, see fedlib.papers.job.off_cycle
     evaluate_on: PositiveInt  # training samples
 
 
@@ -122,19 +123,23 @@ def build_model(name: str, *sizes: int) -> models.Model:
     return MODELS[name](*sizes)
 
 
-def build_task(s: Split, seed: int, device: str = "cpu") -> tuple[Task, dict[str, str]]:
-    """Load the data, split it over the clients and attach the model.
+def build_task(
+    s: Split, seeds: Sequence[int], device: str = "cpu"
+) -> tuple[Task, dict[str, str]]:
+    """Load the data, split it over the clients anew for each seed and attach the model.
 
     ``pool`` averages square blocks of pixels, which makes images small enough for a laptop.
     """
     held = datasets.load(s["dataset"], progress=False)
     if s["partition"] not in partition.PARTITIONERS:
         raise unknown("partitioner", s["partition"], partition.PARTITIONERS)
-    parts = partition.PARTITIONERS[s["partition"]](held.train_y, s["clients"], seed)
+    deal = partition.PARTITIONERS[s["partition"]]
+    splits = {seed: deal(held.train_y, s["clients"], seed) for seed in seeds}
     train_x, test_x = (_pooled(x, s.get("pool", 1)) for x in (held.train_x, held.test_x))
     data = FederatedDataset.build(
-        train_x, held.train_y, parts, test_x, held.test_y, device, s.get("augment", False)
-    )
+        train_x, held.train_y, splits[seeds[0]], test_x, held.test_y, device,
+        s.get("augment", False),
+    ).with_splits(splits)  # fmt: skip
     used = datasets.fingerprint(train_x, held.train_y, test_x, held.test_y)
     return Task(build_model(*s["model"]), data), {**held.hashes, "as used": used}
 
@@ -186,12 +191,12 @@ def training(job: Job[Training]) -> Outcome:
     """Train every run of an experiment, all seeds side by side, after a common warm-up.
 
     Runs that differ in rates alone are rows of one batch, too; on a CPU their bits are those of
-    runs apart, on a GPU they are up to rounding. The split
-    of the data is drawn once, whatever the seeds; models, minibatches and participation differ
-    between seeds. Finished batches are kept, so an interrupted experiment goes on where it stopped.
+    runs apart, on a GPU they are up to rounding. Splits of the data, models, minibatches and
+    participation differ between seeds, and are the same for all runs of one. Finished batches are
+    kept, so an interrupted experiment goes on where it stopped.
     """
     s = job.settings
-    task, hashes = build_task(s, job.split, job.device)
+    task, hashes = build_task(s, job.seeds, job.device)
     rounds, seeds = s["rounds"] // s["compression"], job.seeds
     starts: dict[Participation, torch.Tensor] = {}
     frames, diverged = {}, {}
@@ -208,7 +213,7 @@ def training(job: Job[Training]) -> Outcome:
             rounds,
             every,
             state=algorithm.init(task, every, start, s["warmup_rounds"]),
-            evaluate_every=s["evaluate_every"],
+            evaluate_at=off_cycle(rounds, s["looks"], process.cycle),
             splits=("train", "test"),
             limit=s["evaluate_on"],
             name=[name for name in names for _ in seeds],
@@ -323,10 +328,10 @@ def heterogeneity(job: Job[Heterogeneity]) -> Outcome:
     All of them come from one Gram matrix of centred client gradients.
     """
     s, rows = job.settings, []
-    task, hashes = build_task(s, job.split, job.device)
+    task, hashes = build_task(s, job.seeds, job.device)
     start = warm_up(job, task, build_process(s))
     for r, seed in enumerate(job.seeds):
-        gradients = task.client_gradients(start[r]).double().cpu()
+        gradients = task.of(seed).client_gradients(start[r]).double().cpu()
         K = theory.gram(gradients)
         norms = np.diagonal(np.asarray(K))
         for run in s["runs"]:

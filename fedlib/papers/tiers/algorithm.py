@@ -121,7 +121,8 @@ class TDCD:
     def draws(self, state: TieredState, task: TieredTask) -> Iterator[Drawn]:
         """Draw the next rounds on the host: the minibatch, and who holds which part of it."""
         for t in itertools.count(state.t):
-            yield Drawn.of(task, draw_ids(state.seeds, t, len(task.y), self.batch_size))
+            ids = draw_ids(state.seeds, t, len(task.y), self.batch_size)
+            yield Drawn.of(task, state.seeds, ids)
 
     def round(
         self, state: TieredState, task: TieredTask, drawn: Drawn | None = None
@@ -171,16 +172,20 @@ class Drawn:
     weight: list[np.ndarray]
 
     @classmethod
-    def of(cls, task: TieredTask, ids: Tensor, silos: Sequence[int] | None = None) -> Drawn:
+    def of(
+        cls, task: TieredTask, seeds: Sequence[int], ids: Tensor, silos: Sequence[int] | None = None
+    ) -> Drawn:
         """Look up who holds rows ``ids[R, B]``, in some silos or in all."""
-        parts = [_shares(task, j, ids.numpy()) for j in silos or range(task.N)]
+        held = np.stack([task.owner(n)[:, row] for n, row in zip(seeds, ids.numpy(), strict=True)])
+        parts = [_shares(held[:, j], task.K[j]) for j in silos or range(task.N)]
         return cls(ids.numpy(), [places for places, _ in parts], [weight for _, weight in parts])
 
 
-def _shares(task: TieredTask, j: int, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    owner = task.owner[j][ids] + task.K[j] * np.arange(len(ids))[:, None]
+def _shares(owner: np.ndarray, K: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return places and weights of the clients, from the owner of each place, ``[R, B]``."""
+    owner = owner + K * np.arange(len(owner))[:, None]
     order = np.argsort(owner, axis=None, kind="stable")
-    count = np.bincount(owner.ravel(), minlength=len(ids) * task.K[j])
+    count = np.bincount(owner.ravel(), minlength=len(owner) * K)
     held = np.arange(count.max())[None] < count[:, None]
     places, weight = np.zeros(held.shape, dtype=np.int64), np.zeros(held.shape)
     places[held] = order

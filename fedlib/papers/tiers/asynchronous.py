@@ -262,7 +262,7 @@ class AsyncTDCD:
         for r, j in hubs:
             count = int(times.rounds[r, j])
             ids = draw_ids((seeds[r],), count, len(task.y), self.batch_size)
-            drawn.append(Drawn.of(task, ids, [j]))
+            drawn.append(Drawn.of(task, seeds[r : r + 1], ids, [j]))
             lasts[r, j] = self.busy(task, seeds[r], j, count)
             times.read[r, j] = times.rounds[r]
         for r, j in hubs:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -19,6 +19,8 @@ from fedlib.engine.model import Model
 from fedlib.engine.rng import stream
 from fedlib.errors import FedlibError, unknown
 from fedlib.files import digest
+
+Rows = Sequence[Sequence[np.ndarray]]  # [silo][client] row numbers
 
 
 class TieredTask:
@@ -36,7 +38,8 @@ class TieredTask:
         ``[M]``.
     rows
         ``[silo][client]`` row numbers: who holds which sample. Every silo's clients together
-        hold all rows, each once; two silos may split them differently.
+        hold all rows, each once; two silos may split them differently. Seeds may have splits of
+        their own: a dictionary from each seed to such a list, with as many clients for every seed.
     test_features, test_labels
         The official test split, in the same silos.
     loss_name
@@ -54,7 +57,7 @@ class TieredTask:
         models: Sequence[Model],
         features: Sequence[Tensor | np.ndarray],
         labels: Tensor | np.ndarray,
-        rows: Sequence[Sequence[np.ndarray]],
+        rows: Rows | Mapping[int, Rows],
         test_features: Sequence[Tensor | np.ndarray] | None = None,
         test_labels: Tensor | np.ndarray | None = None,
         loss_name: str = "cross_entropy",
@@ -62,11 +65,13 @@ class TieredTask:
     ) -> None:
         if loss_name not in LOSSES:
             raise unknown("loss", loss_name, LOSSES)
-        if not 0 < len(models) == len(features) == len(rows):
-            raise FedlibError(
-                f"{len(models)} models, {len(features)} feature blocks and {len(rows)} row splits: "
-                "one of each is needed for every silo."
-            )
+        splits = rows if isinstance(rows, Mapping) else {None: rows}
+        for held in splits.values():
+            if not 0 < len(models) == len(features) == len(held):
+                raise FedlibError(
+                    f"{len(models)} models, {len(features)} feature blocks and {len(held)} row "
+                    "splits: one of each is needed for every silo."
+                )
         self.models, self.loss_name = list(models), loss_name
         names = [f"features of silo {j}" for j in range(len(models))]
         self.x = [as_features(x, device, name) for x, name in zip(features, names, strict=True)]
@@ -74,19 +79,41 @@ class TieredTask:
         if test_features is not None:
             self.test_x = [as_features(x, device, "test features") for x in test_features]
             self.test_y = as_targets(test_labels, device, "test")
-        self.rows = [[np.asarray(part) for part in silo] for silo in rows]
-        self._check()
-        self.rows = [[part.astype(np.int64) for part in silo] for silo in self.rows]
+        self._check(splits)
+        self.K = [len(silo) for silo in next(iter(self.splits.values()))]
+        if any([len(silo) for silo in held] != self.K for held in self.splits.values()):
+            raise FedlibError("Every seed's split needs as many clients in each silo.")
         stops = np.cumsum([model.size for model in self.models])
         self.columns = [slice(int(b - m.size), int(b)) for b, m in zip(stops, models, strict=True)]
         self.size = int(stops[-1])
-        self.K = [len(silo) for silo in self.rows]
-        self.owner = [np.empty(len(self.y), dtype=np.int64) for _ in self.rows]
-        for owner, silo in zip(self.owner, self.rows, strict=True):
-            for k, part in enumerate(silo):
-                owner[part] = k
+        self._owners = {seed: self._owner(held) for seed, held in self.splits.items()}
 
-    def _check(self) -> None:
+    def _owner(self, rows: Rows) -> np.ndarray:
+        """Return who holds each row, ``[silos, M]``."""
+        owner = np.empty((len(rows), len(self.y)), dtype=np.int64)
+        for j, silo in enumerate(rows):
+            for k, part in enumerate(silo):
+                owner[j, part] = k
+        return owner
+
+    def owner(self, seed: int) -> np.ndarray:
+        """Return which client of each silo holds each row in the runs of a seed, ``[silos, M]``.
+
+        Raises
+        ------
+        FedlibError
+            For a seed without a split, where seeds have splits of their own.
+        """
+        if None in self._owners:
+            return self._owners[None]
+        if seed not in self._owners:
+            raise FedlibError(
+                f"Each seed has a split of its own here, and seed {seed} has none. Seeds with one: "
+                f"{', '.join(map(str, self._owners))}."
+            )
+        return self._owners[seed]
+
+    def _check(self, splits: Mapping[int | None, Rows]) -> None:
         M = len(self.y)
         for model in self.models:
             if not isinstance(model, Model):
@@ -96,20 +123,13 @@ class TieredTask:
                 )
         if kinds := {x.dtype for x in self.x} - {self.x[0].dtype}:
             raise FedlibError(f"The silos' features are of {self.x[0].dtype} and {kinds}. Use one.")
-        if wrong := [p.dtype for silo in self.rows for p in silo if p.dtype.kind not in "iu"]:
-            raise FedlibError(f"Clients' rows are whole numbers; got an array of type {wrong[0]}.")
         for j, x in enumerate(self.x):
             if len(x) != M:
                 raise FedlibError(
                     f"Silo {j} has {len(x)} rows, the labels {M}. Silos must hold the same samples "
                     "in the same order; join them by id first."
                 )
-            held = np.concatenate(self.rows[j]) if self.rows[j] else np.array([], dtype=int)
-            if len(held) != M or not np.array_equal(np.sort(held), np.arange(M)):
-                raise FedlibError(
-                    f"Silo {j}: its clients hold {len(np.unique(held))} of {M} rows in "
-                    f"{len(held)} places. Each row needs exactly one client in every silo."
-                )
+        self.splits = {seed: self._checked_rows(held) for seed, held in splits.items()}
         if len(set(self.widths)) > 1:
             raise FedlibError(
                 f"Embedding widths {self.widths} differ between silos. They are summed, so all "
@@ -133,6 +153,20 @@ class TieredTask:
         for j, (x, test) in enumerate(zip(self.x, self.test_x, strict=True)):
             check_alike(x, test, f"test features of silo {j}")
 
+    def _checked_rows(self, rows: Rows) -> list[list[np.ndarray]]:
+        """Return row numbers as int64, having refused what is not a split of all rows."""
+        M, rows = len(self.y), [[np.asarray(part) for part in silo] for silo in rows]
+        if wrong := [p.dtype for silo in rows for p in silo if p.dtype.kind not in "iu"]:
+            raise FedlibError(f"Clients' rows are whole numbers; got an array of type {wrong[0]}.")
+        for j, silo in enumerate(rows):
+            held = np.concatenate(silo) if silo else np.array([], dtype=int)
+            if len(held) != M or not np.array_equal(np.sort(held), np.arange(M)):
+                raise FedlibError(
+                    f"Silo {j}: its clients hold {len(np.unique(held))} of {M} rows in "
+                    f"{len(held)} places. Each row needs exactly one client in every silo."
+                )
+        return [[part.astype(np.int64) for part in silo] for silo in rows]
+
     def to(self, device: str | torch.device) -> TieredTask:
         """Return the same task with its data on a device."""
         moved = copy.copy(self)  # already checked
@@ -146,7 +180,20 @@ class TieredTask:
         """Return a SHA-256 of data, splits, models and loss."""
         tests = (self.test_x, self.test_y) if self.test_x is not None else ()
         models = [model.digest() for model in self.models]
-        return digest(self.x, self.y, *tests, self.rows, models, self.loss_name)
+        return digest(self.x, self.y, *tests, [*self.splits.items()], models, self.loss_name)
+
+    @property
+    def rows(self) -> list[list[np.ndarray]]:
+        """Row numbers, ``[silo][client]``.
+
+        Raises
+        ------
+        FedlibError
+            Where each seed has a split of its own.
+        """
+        if None not in self.splits:
+            raise FedlibError("Each seed has a split of its own here: task.splits[seed].")
+        return self.splits[None]
 
     @property
     def N(self) -> int:
