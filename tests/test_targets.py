@@ -6,11 +6,18 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from sklearn.metrics import accuracy_score, f1_score, log_loss
+from sklearn.metrics import (
+    accuracy_score,
+    f1_score,
+    log_loss,
+    roc_auc_score,
+    top_k_accuracy_score,
+)
 from torch import nn
 
 from fedlib.engine import models
 from fedlib.engine.data import Batch, FederatedDataset
+from fedlib.engine.losses import auroc
 from fedlib.engine.model import Model
 from fedlib.engine.tasks import Task
 from fedlib.errors import FedlibError
@@ -124,10 +131,32 @@ def test_logistic_reports_what_scikit_learn_computes():
         assert found["loss"][r].item() == pytest.approx(log_loss(BINARY, 1 / (1 + np.exp(-margin))))
         assert found["accuracy"][r].item() == accuracy_score(BINARY, margin > 0)
         assert found["f1"][r].item() == f1_score(BINARY, margin > 0)
-    for name, value in tiered.evaluate(theta).items():
+    whole = tiered.evaluate(theta)
+    areas = [roc_auc_score(BINARY, X @ row) for row in theta.numpy()]
+    assert whole.pop("auroc").tolist() == pytest.approx(areas)
+    for name, value in whole.items():
         assert torch.allclose(value, found[name], atol=1e-15)
     nothing = task.evaluate(torch.zeros(1, 4).double(), "test")
     assert nothing["f1"].item() == 0 and nothing["accuracy"].item() == 1
+
+
+def test_area_under_the_curve_with_ties_and_without_a_class():
+    y = torch.tensor([0, 1, 1, 0])
+    out = torch.tensor([[0.0, 0.0, 2.0, 1.0], [1.0, 2.0, 3.0, 0.0]])
+    assert auroc(out, y).tolist() == [(0.5 + 0 + 1 + 1) / 4, 1.0]
+    assert auroc(out, torch.zeros(4)).tolist() == [0.5, 0.5]
+
+
+def test_five_likeliest_of_more_than_ten():
+    x, y = RNG.standard_normal((30, 4)), np.arange(30) % 12
+    held = [FederatedDataset.build(x, labels, [np.arange(30)]) for labels in (y, y % 10)]
+    task = Task(models.softmax(4, 12), held[0])
+    theta = torch.from_numpy(RNG.standard_normal((2, task.size)))
+    found = task.evaluate(theta)["top5"]
+    for r in (0, 1):
+        scores = task.model.to_module(theta[r : r + 1])(torch.from_numpy(x)).detach().numpy()
+        assert found[r].item() == pytest.approx(top_k_accuracy_score(y, scores, k=5))
+    assert "top5" not in Task(models.softmax(4, 10), held[1]).evaluate(theta[:, :50])
 
 
 def test_l2_is_not_negative():

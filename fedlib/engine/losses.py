@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from scipy import stats
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -23,6 +24,7 @@ def _logistic(out: Tensor, y: Tensor) -> Tensor:
     return -F.logsigmoid((2 * y.to(out.dtype) - 1) * out.squeeze(-1))
 
 
+MANY = 10  # classes; with more of them the five likeliest are looked at, too
 LOSSES = {
     "cross_entropy": _cross_entropy,
     "half_square": _half_square,
@@ -47,13 +49,16 @@ def tally(loss_name: str, out: Tensor, y: Tensor, weight: Tensor | None = None) 
     Returns
     -------
     Tensor
-        Float64 ``[sums, copies]``: the loss; for classes also how many are right; for two classes
-        with one output also the hits, the samples taken for class 1, and those of class 1.
+        Float64 ``[sums, copies]``: the loss; for classes also how many are right, and for more
+        than ten of them how often the right one is among the five likeliest; for two classes with
+        one output also the hits, the samples taken for class 1, and those of class 1.
     """
     counts = [LOSSES[loss_name](out, y)]
     if loss_name != "half_square":
         guess = (out.squeeze(-1) > 0).long() if loss_name == "logistic" else out.argmax(-1)
         counts.append(guess == y)
+        if out.shape[-1] > MANY:
+            counts.append((out.topk(5).indices == y.unsqueeze(-1)).any(-1))
         if loss_name == "logistic":
             counts += [guess * y, guess, y]
     weight = 1.0 if weight is None else weight
@@ -66,14 +71,37 @@ def values(sums: Tensor, samples: float | Tensor) -> dict[str, Tensor]:
     Returns
     -------
     dict
-        ``"loss"``; for classes ``"accuracy"``; for two classes with one output ``"f1"``, which is
-        0 when nothing is of class 1 and nothing is taken for it.
+        ``"loss"``; for classes ``"accuracy"``; for more than ten ``"top5"``; for two classes with
+        one output ``"f1"``, which is 0 when nothing is of class 1 and nothing is taken for it.
     """
     found = dict(zip(("loss", "accuracy"), sums[:2] / samples, strict=False))
-    if len(sums) > 2:
+    if len(sums) == 3:
+        found["top5"] = sums[2] / samples
+    if len(sums) > 3:
         hits, taken, there = sums[2:]
         found["f1"] = torch.where(taken + there > 0, 2 * hits / (taken + there), 0.0)
     return found
+
+
+def auroc(out: Tensor, y: Tensor) -> Tensor:
+    """Return how often a sample of class 1 has the larger output than one of class 0, ``[copies]``.
+
+    The area under the curve of true against false positives. Equal outputs count one half; so
+    does a missing class.
+
+    Parameters
+    ----------
+    out
+        ``[copies, B]``.
+    y
+        Classes 0 and 1, ``[B]``.
+    """
+    ones = (y == 1).numpy()
+    ranks = stats.rankdata(out.double().numpy(), axis=1)[:, ones].sum(1)
+    n, m = ones.sum(), (~ones).sum()
+    if not n * m:
+        return torch.full((len(out),), 0.5, dtype=torch.float64)
+    return torch.from_numpy((ranks - n * (n + 1) / 2) / (n * m))
 
 
 def check_targets(loss_name: str, y: Tensor, outputs: int, split: str = "train") -> None:

@@ -123,9 +123,7 @@ def build_model(name: str, *sizes: int) -> models.Model:
     return MODELS[name](*sizes)
 
 
-def build_task(
-    s: Split, seeds: Sequence[int], device: str = "cpu"
-) -> tuple[Task, dict[str, str]]:
+def build_task(s: Split, seeds: Sequence[int], device: str = "cpu") -> tuple[Task, dict[str, str]]:
     """Load the data, split it over the clients anew for each seed and attach the model.
 
     ``pool`` averages square blocks of pixels, which makes images small enough for a laptop.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NotRequired
+from collections.abc import Sequence
+from typing import Literal, NotRequired
 
 import numpy as np
 import pandas as pd
@@ -29,7 +30,7 @@ class Split(Settings):
 
     dataset: str
     samples: NotRequired[PositiveInt]  # the first so many training rows; default all
-    pool: NotRequired[PositiveInt]  # side of the square blocks of pixels that are averaged
+    pool: NotRequired[PositiveInt | list[PositiveInt]]  # sides of the blocks that are averaged
     split: str  # of the features: halves, quarters, views, columns
     silos: NotRequired[PositiveInt]  # for columns
     clients: PositiveInt  # a silo
@@ -39,17 +40,15 @@ class Split(Settings):
 
 
 class Sweep(Split):
-    """TDCD over rates and local steps, see :func:`runs_of`. All runs make the same local steps."""
+    """TDCD over rates, local steps and numbers of clients. All runs make as many local steps."""
 
     batch_size: PositiveInt
     steps: PositiveInt  # local steps in all
-    Q: NotRequired[PositiveInt]  # of a run that is written out
+    Q: NotRequired[PositiveInt]  # local steps a round
     lr: NotRequired[PositiveFloat]
-    local_steps: NotRequired[list[PositiveInt]]  # values of Q for all others
-    products: NotRequired[list[PositiveFloat]]  # values of the rate times Q
-    equal_lr: NotRequired[list[PositiveFloat]]  # rates that every Q gets,
-    clients_grid: NotRequired[list[PositiveInt]]  # with each of these numbers of clients
-    evaluate_every: PositiveInt  # local steps
+    clients_grid: NotRequired[list[PositiveInt]]  # numbers of clients,
+    crowd: NotRequired[Literal["few", "many"]]  # of which a run takes the smallest or the largest
+    looks: PositiveInt  # about how many evaluations
     evaluate_on: PositiveInt  # training samples
 
 
@@ -81,12 +80,15 @@ class Waiting(Split):
     evaluate_on: PositiveInt  # training samples
 
 
-def build_task(s: Split, seed: int, device: str = "cpu") -> tuple[TieredTask, dict[str, str]]:
-    """Load the data and split columns over the silos, rows over their clients."""
+def build_task(
+    s: Split, seeds: Sequence[int], device: str = "cpu"
+) -> tuple[TieredTask, dict[str, str]]:
+    """Load the data; split columns over the silos, and rows over clients, anew for each seed."""
     held = datasets.load(s["dataset"], progress=False)
     keep = s.get("samples") or len(held.train_y)
     cut = [_cut(s, _pooled(x, s.get("pool", 1))) for x in (held.train_x[:keep], held.test_x)]
-    rows = partition.grid(keep, [s["clients"]] * len(cut[0]), seed, s["aligned"])
+    clients = [s["clients"]] * len(cut[0])
+    rows = {seed: partition.grid(keep, clients, seed, s["aligned"]) for seed in seeds}
     task = TieredTask(
         build_models(s, cut[0]), cut[0], held.train_y[:keep], rows, cut[1], held.test_y,
         s["loss"], device,
@@ -95,8 +97,8 @@ def build_task(s: Split, seed: int, device: str = "cpu") -> tuple[TieredTask, di
     return task, {**held.hashes, "as used": used}
 
 
-def _pooled(x: np.ndarray, size: int) -> np.ndarray:
-    return torch.nn.functional.avg_pool2d(torch.from_numpy(x), size).numpy() if size > 1 else x
+def _pooled(x: np.ndarray, size: int | list[int]) -> np.ndarray:
+    return x if size == 1 else torch.nn.functional.avg_pool2d(torch.from_numpy(x), size).numpy()
 
 
 def _cut(s: Split, x: np.ndarray) -> list[np.ndarray]:
@@ -134,54 +136,77 @@ def build_models(s: Split, features: list[np.ndarray]) -> list[models.Model]:
     return [made[x.shape[1:]] for x in features]
 
 
-def runs_of(s: Sweep) -> list[dict]:
-    """Return the runs of a sweep.
-
-    For every Q: each product ηQ of the grid, and each equal η with each number of clients.
-    """
-    runs = list(s.get("runs", []))
-    for Q in s.get("local_steps", []):
-        for product in s.get("products", []):
-            runs.append(dict(run=f"Q={Q}, ηQ={product:g}", Q=Q, lr=product / Q))
-        for K in s.get("clients_grid", []):
-            for lr in s.get("equal_lr", []):
-                runs.append(dict(run=f"Q={Q}, K={K}", Q=Q, lr=lr, clients=K))
-    return runs
-
-
 @alike("runs")
 def sweep(job: Job[Sweep]) -> Outcome:
     """Run TDCD for every run of the sweep, all seeds side by side.
 
-    All runs make the same number of local steps. Rows have the columns Q, lr, silos and clients
-    beside the usual ones; ``clock`` counts local steps.
+    Runs that differ in their rates alone are rows of one batch. Rows have the columns Q, lr, silos
+    and clients beside the usual ones; ``clock`` counts local steps.
     """
-    frames, diverged, hashes = [], {}, {}
-    tasks: dict[tuple, TieredTask] = {}
-    for run in runs_of(job.settings):
-        s = {**job.settings, **run}
-        key = (s.get("silos"), s["clients"], tuple(s["model"]))
+    s, frames, diverged = job.settings, {}, {}
+    tasks: dict[str, TieredTask] = {}
+    together: dict[str, list[dict]] = {}
+    for run in s["runs"]:
+        rest = {k: v for k, v in run.items() if k not in ("run", "lr")}
+        together.setdefault(repr(sorted(rest.items())), []).append(run)
+    for runs in together.values():
+        own, names = {**s, **runs[0]}, [run["run"] for run in runs]
+        if "crowd" in own:
+            own["clients"] = {"few": min, "many": max}[own["crowd"]](own["clients_grid"])
+        key = repr([own.get("silos"), own["clients"], own["model"]])
         if key not in tasks:
-            tasks[key], hashes = build_task(s, job.split, job.device)
-        task, Q = tasks[key], s["Q"]
+            tasks[key], hashes = build_task(own, job.seeds, job.device)
+        task = tasks[key]
+        rates, seeds = [{**s, **run}["lr"] for run in runs], job.seeds * len(runs)
+        lr = tuple(rate for rate in rates for _ in job.seeds) if len(runs) > 1 else rates[0]
+        rounds = s["steps"] // own["Q"]
+        start = task.init(job.seeds).repeat(len(runs), 1)
+        algorithm = TDCD(lr, own["Q"], s["batch_size"])
         history = simulate(
-            TDCD(s["lr"], Q, s["batch_size"]),
+            algorithm,
             task,
-            s["steps"] // Q,
-            job.seeds,
-            evaluate_every=s["evaluate_every"] // Q,
+            rounds,
+            seeds,
+            state=algorithm.init(task, seeds, start),
+            evaluate_at=looks(rounds, s["looks"]),
             splits=("train", "test"),
             limit=s["evaluate_on"],
-            name=run["run"],
+            name=[name for name in names for _ in job.seeds],
             progress=job.progress,
-            checkpoint=checkpoint_file(job, run["run"]),
-            checkpoint_every=max(1, 300 // Q),
+            checkpoint=checkpoint_file(job, names[0]),
+            checkpoint_every=max(1, 300 // own["Q"]),
             until=job.until,
         )
-        columns = dict(Q=Q, lr=s["lr"], silos=task.N, clients=s["clients"])
-        frames.append(history.frame.assign(**columns))
-        diverged |= {run["run"]: history.diverged} if history.diverged else {}
-    return Outcome(pd.concat(frames, ignore_index=True), diverged, hashes)
+        for run, rate in zip(runs, rates, strict=True):
+            frame = history.frame[history.frame["run"] == run["run"]]
+            told = dict(Q=own["Q"], lr=rate, silos=task.N, clients=own["clients"])
+            frames[run["run"]] = frame.assign(**told)
+            if lost := history.diverged.get(run["run"]):
+                diverged[run["run"]] = lost
+                if len(lost) == len(job.seeds):  # alone it would have ended here
+                    frames[run["run"]] = frames[run["run"]].query(f"round <= {max(lost.values())}")
+    told = [frames[run["run"]] for run in s["runs"]]
+    diverged = {run["run"]: diverged[run["run"]] for run in s["runs"] if run["run"] in diverged}
+    return Outcome(pd.concat(told, ignore_index=True), diverged, hashes)
+
+
+def looks(rounds: int, points: int) -> list[int]:
+    """Return the rounds at which to look at a run: evenly in log time, and evenly at its end.
+
+    Every look meets a global model, which exists at the end of rounds only. What is learnt early
+    is seen in detail, and what counts as final is a mean of several looks.
+
+    Parameters
+    ----------
+    rounds
+        The last round, which is always looked at, as is round 0.
+    points
+        About how many rounds to return: two thirds over the whole run, the others over its last
+        tenth.
+    """
+    whole = np.geomspace(1, rounds, max(2, 2 * points // 3))
+    end = np.linspace(0.9 * rounds, rounds, max(2, points // 3))
+    return sorted({0, *(int(t) for t in np.round([*whole, *end]))})
 
 
 def latency(job: Job[Latency]) -> Outcome:
@@ -243,7 +268,7 @@ def waiting(job: Job[Waiting]) -> Outcome:
     last silo's local steps that many times slower.
     """
     s = job.settings
-    task, hashes = build_task(s, job.split, job.device)
+    task, hashes = build_task(s, job.seeds, job.device)
     frames, staleness = [], []
     for run in s["runs"]:
         comm = ShiftedExponential(s["comm"] / 2, s["comm"] / 2)

@@ -14,7 +14,7 @@ from fedlib.engine.checks import check_rows
 from fedlib.engine.cores import each
 from fedlib.engine.data import as_targets, check_alike
 from fedlib.engine.data import features as as_features
-from fedlib.engine.losses import LOSSES, check_targets, tally, values
+from fedlib.engine.losses import LOSSES, auroc, check_targets, tally, values
 from fedlib.engine.model import Model
 from fedlib.engine.rng import stream
 from fedlib.errors import FedlibError, unknown
@@ -233,7 +233,11 @@ class TieredTask:
     def evaluate(
         self, theta: Tensor, split: str = "train", limit: int | None = None
     ) -> dict[str, Tensor]:
-        """Return loss, accuracy and, for logistic loss, F1 of whole models, each ``[R]``."""
+        """Return the loss of whole models, ``[R]``, and what else the loss reports.
+
+        That is what :func:`~fedlib.engine.losses.values` says, and with the logistic loss also
+        :func:`~fedlib.engine.losses.auroc`.
+        """
         check_rows(theta, self.size)
         if split not in ("train", "test"):
             raise unknown("split", split, ["train", "test"])
@@ -245,4 +249,7 @@ class TieredTask:
         measure = lambda part: self.predict(theta, [x[part] for x in features])  # noqa: E731
         outs = each(measure, keep.split(250), keep.device)
         out, y = torch.cat(outs, 1), y[keep]
-        return values(tally(self.loss_name, out, y.expand(len(theta), *y.shape)).cpu(), len(keep))
+        found = values(tally(self.loss_name, out, y.expand(len(theta), *y.shape)).cpu(), len(keep))
+        if self.loss_name == "logistic":
+            found["auroc"] = auroc(out.squeeze(-1).cpu(), y.cpu())
+        return found
