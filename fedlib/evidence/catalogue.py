@@ -109,6 +109,9 @@ def describe(paper: str) -> list[dict[str, str]]:
 def settings(paper: str, experiment: str, profile: str) -> dict[str, Any]:
     """Return the resolved settings of an experiment at a profile.
 
+    What all experiments or a profile share is left out where the experiment's study does not read
+    it, so that a record says what it was made with, and no more.
+
     Raises
     ------
     FedlibError
@@ -122,7 +125,18 @@ def settings(paper: str, experiment: str, profile: str) -> dict[str, Any]:
     layers = (
         table["common"], own, table["profiles"].get(profile, {}), entry.get(profile, {}),
     )  # fmt: skip
-    return {k: v for layer in layers for k, v in layer.items()}
+    s = {k: v for layer in layers for k, v in layer.items()}
+    read = {*own, *entry.get(profile, {}), *_known(s)}
+    return {k: v for k, v in s.items() if k in read}
+
+
+def _known(s: dict[str, Any]) -> set[str]:
+    """Return the settings that an experiment's study reads; all, where it does not say."""
+    try:
+        shapes = _shapes(s)
+    except FedlibError:  # a study that is not there is an error when it is to be run
+        return {*s}
+    return {*s} if None in shapes else _keys(shapes)
 
 
 def change(s: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
