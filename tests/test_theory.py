@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from itertools import combinations
+from itertools import combinations, product
 
 import numpy as np
 import pytest
@@ -19,6 +19,7 @@ from fedlib.papers.participation.toy import (
     toy_run,
     toy_task,
 )
+from fedlib.population.participation import Markov
 
 Z = np.array([[-1.0, 0.0], [1.0, 0.0], [0.0, math.sqrt(3)]])
 
@@ -428,6 +429,36 @@ def test_corollary_4_8_asks_for_more_than_the_experiments_have():
     assert ask.largest_gap < 1e-8
 
 
+def test_prescription_for_any_variance():
+    """v = 2, N = 4, so v N^(5/2) = 64: P = 64 sqrt(I T), T >= 4 . 64^2 I, I <= rho / (128 g)."""
+    ask = theory.prescription(2.0, clients=4, rho2=0.25, local_steps=9, rounds=100)
+    assert (ask.interval, ask.longest, ask.fits) == (64 * 30, 50, False)
+    assert ask.rounds == 4 * 64**2 * 9
+    assert 9 == pytest.approx(0.5 / (128 * math.sqrt(ask.largest_gap)))
+    assert theory.corollary_4_8(250, 10, 5, 10**6) == theory.prescription(
+        theory.variance_independent(250, 10), 250, 1 / 10, 5, 10**6
+    )
+    with pytest.raises(FedlibError, match="do not vary"):
+        theory.corollary_4_8(10, 10, 1, 100)
+
+
+def test_the_prescribed_interval_leaves_what_corollary_4_8_says():
+    """With it delta^2 is d^2 / sqrt(N I T), whatever the variance."""
+    for variance in (1e-4, 0.3):
+        ask = theory.prescription(variance, clients=30, rho2=0.1, local_steps=3, rounds=10**8)
+        left = theory.proposition_4_6(7.0, 30, variance, ask.interval)
+        assert left == pytest.approx(7.0 / math.sqrt(30 * 3 * 10**8), rel=1e-12)
+
+
+def test_the_bound_on_the_mean_by_hand_and_against_the_printed_one():
+    """4 . 9 . w^2 ln(sqrt(2) / c) / P with w = 1/3, c = sqrt(2) / e: 4 / 8."""
+    c = math.sqrt(2) / math.e
+    assert theory.proposition_4_7_mean(4.0, 3, 8, c, largest=1 / 3) == pytest.approx(0.5)
+    for c in (0.5, 0.1, 1e-6):
+        printed = theory.proposition_4_7_hoeffding(1.0, 5, 10, c, union=False)
+        assert printed < theory.proposition_4_7_mean(1.0, 5, 10, c) < 2 * printed
+
+
 # ---- two-state chains (specification, test 12)
 
 
@@ -460,6 +491,72 @@ def test_markov_moments_by_simulation():
     path = np.array(path, dtype=float)
     expected = theory.variance_of_mean(theory.markov_autocovariance(on, off, np.arange(interval)))
     assert path.mean(0).var() == pytest.approx(expected, rel=0.03)
+
+
+def all_states(clients, on, off, cap):
+    """Every state of the chains: their moves, their law, E q_0 and E q_0^2 given the state."""
+    states = np.array(list(product((0, 1), repeat=clients)))
+    step = np.ones((len(states), len(states)))
+    for n in range(clients):
+        up = np.where(states[:, n] == 1, 1 - off, on)[:, None]  # [from, 1]
+        step = step * np.where(states[:, n] == 1, up, 1 - up)  # [from, to]
+    mean = on / (on + off)
+    law = np.where(states == 1, mean, 1 - mean).prod(1)
+    share, second = [], []
+    for state in states:
+        there = [n for n in range(clients) if state[n]] or list(range(clients))
+        size = len(there) if cap is None else min(cap, len(there))
+        draws = [0 in chosen for chosen in combinations(there, size)]
+        share.append(np.mean(draws) / size)
+        second.append(np.mean(draws) / size**2)
+    return step, law, np.array(share), np.array(second)
+
+
+@pytest.mark.parametrize(("on", "off", "cap"), [(0.2, 0.3, None), (0.1, 0.2, 2), (0.9, 0.8, None)])
+def test_covariances_of_a_shared_weight_by_all_states(on, off, cap):
+    """Four chains: sixteen states and every draw, counted."""
+    clients = 4
+    step, law, share, second = all_states(clients, on, off, cap)
+    np.testing.assert_allclose(law @ step, law, atol=1e-15)
+    assert law @ share == pytest.approx(1 / clients)
+    exact, later = [law @ second - 1 / 16], share
+    for _ in range(6):
+        later = step @ later
+        exact.append(law @ (share * later) - 1 / 16)
+    found = theory.markov_weight_autocovariance(clients, on, off, 7, cap)
+    np.testing.assert_allclose(found, exact, atol=1e-15)
+
+
+@pytest.mark.parametrize("cap", [None, 3])
+@pytest.mark.parametrize(("on", "off"), [(0.05, 0.15), (0.3, 0.3), (0.5, 0.5), (0.9, 0.8)])
+def test_a_shared_weight_varies_at_most_as_its_bound_says(on, off, cap):
+    """For every P; with no memory, r = 0, it is the variance of independent rounds."""
+    covariance = theory.markov_weight_autocovariance(12, on, off, 600, cap)
+    bound = theory.markov_weight_bound(12, on, off, cap)
+    for P in (1, 2, 3, 10, 600):
+        assert P * theory.variance_of_mean(covariance[:P]) <= bound * (1 + 1e-12)
+    total = covariance[0] + 2 * covariance[1:].sum()
+    assert total <= bound * (1 + 1e-12)
+    if on + off <= 1:
+        assert total >= covariance[0] * (1 - 1e-12)
+    if on + off == 1:
+        assert bound == pytest.approx(covariance[0], rel=1e-12)
+
+
+def test_a_capped_weight_of_everybody_on_is_an_independent_draw():
+    """Nearly always on: S of N drawn afresh, with the variance known by hand."""
+    covariance = theory.markov_weight_autocovariance(10, 1.0, 1e-12, 3, cap=4)
+    assert covariance[0] == pytest.approx(theory.variance_independent(10, 4), rel=1e-9)
+    assert abs(covariance[1:]).max() < 1e-9
+
+
+def test_the_weight_of_the_markov_process_varies_as_computed():
+    process = Markov(6, on=0.2, off=0.3, cap=3)
+    q = process.weights(0, 0, 20_000)
+    covariance = theory.markov_weight_autocovariance(6, 0.2, 0.3, 8, cap=3)
+    for P in (1, 8):
+        found = theory.interval_means(q, P).var()
+        assert found == pytest.approx(theory.variance_of_mean(covariance[:P]), rel=0.05)
 
 
 # ---- the toy (specification, tests 14 and 18)

@@ -458,6 +458,24 @@ def proposition_4_7_hoeffding(
     return clients**2 * d2 * deviation2
 
 
+def proposition_4_7_mean(
+    d2: float, clients: int, interval: float, failure: float, largest: float = 1.0
+) -> float:
+    """Return ``N^2 d^2 w^2 ln(sqrt(2) / c) / P``, a bound on the mean of ``delta^2(P)``.
+
+    For weights independent over rounds. The mean over any number of intervals breaks the bound
+    with probability at most ``failure``, whatever the number of clients or intervals. The paper
+    has the same with ``ln(2 / c) / 2``, for every interval at once.
+
+    Parameters
+    ----------
+    failure, largest
+        c and w, as in :func:`proposition_4_7_hoeffding`.
+    """
+    logarithm = math.log(math.sqrt(2) / _probability(failure))
+    return clients**2 * d2 * largest**2 * logarithm / interval
+
+
 def _probability(value: float) -> float:
     if not 0 < value <= 1:
         raise FedlibError(f"The failure probability is {value}; expected a number in (0, 1].")
@@ -471,13 +489,13 @@ class Prescription:
     Attributes
     ----------
     interval
-        ``P = upsilon^2 N^(5/2) sqrt(I T)``, prescribed.
+        ``P = v N^(5/2) sqrt(I T)``, prescribed for weights of variance v.
     longest
         ``T / 2``, the longest interval Theorem 3.1 allows.
     rounds
-        ``4 upsilon^4 I N^5``, the fewest rounds for which the prescribed interval fits.
+        ``4 v^2 I N^5``, the fewest rounds for which the prescribed interval fits.
     largest_gap
-        The largest ``L F`` that ``I <= rho / (2 upsilon^2 N^(5/2) sqrt(L F))`` permits.
+        The largest ``L F`` that ``I <= rho / (2 v N^(5/2) sqrt(L F))`` permits.
     """
 
     interval: float
@@ -491,20 +509,37 @@ class Prescription:
         return self.interval <= self.longest
 
 
-def corollary_4_8(clients: int, cohort: int, local_steps: int, rounds: int) -> Prescription:
-    """Return the interval Corollary 4.8 prescribes for independent participation, and its price.
+def prescription(
+    variance: float, clients: int, rho2: float, local_steps: int, rounds: int
+) -> Prescription:
+    """Return the interval Corollary 4.8 prescribes for stochastic participation, and its price.
 
-    S = ``cohort`` of N = ``clients`` a round, drawn uniformly without replacement.
+    Parameters
+    ----------
+    variance
+        v: a bound on the variance of a weight if rounds are independent (upsilon^2), its long-run
+        variance otherwise (upsilon-hat^2).
+    clients, rho2, local_steps, rounds
+        N, a bound on ``sum_n (q_t^n)^2``, I and T.
     """
-    scale = variance_independent(clients, cohort) * clients**2.5
+    scale = variance * clients**2.5
     if scale == 0:
-        raise FedlibError("Everybody takes part in every round: delta is zero for P = 1 already.")
+        raise FedlibError("The weights do not vary: delta is zero for P = 1 already.")
     return Prescription(
         interval=scale * math.sqrt(local_steps * rounds),
         longest=rounds / 2,
         rounds=4 * scale**2 * local_steps,
-        largest_gap=1 / (cohort * (2 * scale * local_steps) ** 2),
+        largest_gap=rho2 / (2 * scale * local_steps) ** 2,
     )
+
+
+def corollary_4_8(clients: int, cohort: int, local_steps: int, rounds: int) -> Prescription:
+    """Return the prescription for S = ``cohort`` of N = ``clients`` a round.
+
+    Drawn uniformly without replacement, afresh each round, with weight 1/S each.
+    """
+    variance = variance_independent(clients, cohort)
+    return prescription(variance, clients, 1 / cohort, local_steps, rounds)
 
 
 def variance_of_mean(autocovariance: Any) -> float:
@@ -541,3 +576,58 @@ def markov_long_run_variance(on: float, off: float) -> float:
     """Return ``pi (1 - pi) (2 - a - b) / (a + b)``, the autocovariances summed over all lags."""
     mean = markov_mean(on, off)
     return mean * (1 - mean) * (2 - on - off) / (on + off)
+
+
+def markov_weight_autocovariance(
+    clients: int, on: float, off: float, lags: int, cap: int | None = None
+) -> np.ndarray:
+    """Return the covariances of one client's *weight* at lags ``0..lags-1``, exactly.
+
+    N independent two-state chains; those that are on share the weight, everybody if nobody is on.
+
+    Parameters
+    ----------
+    on, off
+        b and a, the probabilities of switching on and off.
+    cap
+        At most this many clients a round, drawn uniformly among those that are on.
+    """
+    mean = markov_mean(on, off)
+    others = np.arange(clients)  # how many of the N - 1 others are on
+    stay, join = _binomials(clients - 1, 1 - off), _binomials(clients - 1, on)
+    move = np.stack([np.convolve(stay[m], join[clients - 1 - m]) for m in others])
+    own = np.array([[1 - on, on], [off, 1 - off]])
+    law = np.outer([1 - mean, mean], _binomials(clients - 1, mean)[-1])
+    share = np.stack([np.zeros(clients), 1 / (1 + others)])  # E q, given who is on
+    share[0, 0] = 1 / clients  # nobody is on, so everybody takes part
+    drawn = np.stack([np.ones(clients), 1 + others])  # [own state, others on]: who takes part
+    drawn[0, 0] = clients
+    drawn = drawn if cap is None else np.minimum(cap, drawn)
+    later, found = share, [(law * share / drawn).sum() - 1 / clients**2]
+    for _ in range(1, lags):
+        later = own @ later @ move.T
+        found.append((law * share * later).sum() - 1 / clients**2)
+    return np.array(found)
+
+
+def _binomials(most: int, chance: float) -> list[np.ndarray]:
+    """Return the laws of the number of successes in 0, 1, ..., ``most`` trials."""
+    laws = [np.ones(1)]
+    for _ in range(most):
+        laws.append(np.convolve(laws[-1], [1 - chance, chance]))
+    return laws
+
+
+def markov_weight_bound(clients: int, on: float, off: float, cap: int | None = None) -> float:
+    """Return a bound on ``P Var(qbar)`` of one client's weight, for every P, 0 < a + b < 2.
+
+    ``Var(q) + V 2 s / (1 - s)`` with r = 1 - a - b, ``s = max(r, r^2)``, and V the variance of the
+    weight given who is on; without a cap V is Var(q). It bounds the long-run variance too.
+
+    The parameters are those of :func:`markov_weight_autocovariance`.
+    """
+    memory = 1 - on - off
+    memory = max(memory, memory**2)
+    given = markov_weight_autocovariance(clients, on, off, 1)[0]
+    fresh = markov_weight_autocovariance(clients, on, off, 1, cap)[0] - given
+    return fresh + given * (1 + memory) / (1 - memory)
