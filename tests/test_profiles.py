@@ -23,8 +23,8 @@ CASES = [
     if profile != "smoke"  # those run whole, see test_experiments
 ]
 SHORT = dict(
-    rounds=1, warmup_rounds=0, compression=1, evaluate_on=20, evaluate_every=1, local_steps=1,
-    steps=1, ticks=1, rounds_grid=[16], seeds=1,
+    rounds=1, warmup_rounds=0, compression=1, evaluate_on=20, evaluate_every=1, looks=1, steps=1,
+    ticks=1, rounds_grid=[16], seeds=1, local_steps=1, grid=[1e-3],
 )  # fmt: skip
 FEW = dict(clients=2, clients_grid=[2], batch_size=4, samples=40)  # for copies of a whole ResNet
 COHORT = dict(clients=20, cohort=2)
@@ -59,8 +59,12 @@ def test_one_round_of_every_experiment_of_every_profile(paper, name, profile, mo
     rows = 40 if paper == "tiers" else 400
     monkeypatch.setattr(datasets, "load", lambda name, **options: stand_in(name, rows))
     asked = {**settings, **short}
+    if "tuned" in asked:
+        asked = tuning.apply(asked, {run["run"]: 1e-3 for run in asked["runs"]})
+    monkeypatch.setattr(tuning, "MOST", 1)  # values of a grid
     outcome = tuning.study(settings["kind"])(Job(asked, (1,), progress=False))
     frame = outcome.frame
     assert len(frame) and {"run", "seed", "metric", "value"} <= set(frame.columns)
     named = {run["run"] for run in asked.get("runs", [])}
-    assert named <= set(frame["run"]), "every run has rows under its own name"
+    own = frame["method" if "grid" in asked else "run"]
+    assert named <= set(own), "every run has rows under its own name"

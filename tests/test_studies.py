@@ -157,41 +157,55 @@ def test_speedup_averages_the_clients_noise():
 @pytest.mark.parametrize("aligned", [True, False])
 def test_columns_and_rows_are_cut_as_asked(aligned):
     held = datasets.load("digits", progress=False)
-    task, _ = tiers.build_task({**SILOS, "aligned": aligned}, 1)
+    task, _ = tiers.build_task({**SILOS, "aligned": aligned}, (1, 2))
     for x, y, mine, labels in (
         (held.train_x[:90], held.train_y[:90], task.x, task.y),
         (held.test_x, held.test_y, task.test_x, task.test_y),
     ):
         assert np.array_equal(labels.numpy(), y)
         assert np.array_equal(np.concatenate([part.numpy() for part in mine], -1), x)
-    one, other = task.rows
+    assert any({*a} != {*b} for a, b in zip(task.splits[1][0], task.splits[2][0], strict=True))
+    one, other = task.splits[2]
     assert [len(part) for part in one] == [30] * 3
     same = all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
     assert same == aligned
 
 
-def test_runs_of_a_sweep():
-    s = dict(
-        runs=[dict(run="own")], local_steps=[1, 4], products=[0.2], equal_lr=[0.05],
-        clients_grid=[3],
-    )  # fmt: skip
-    assert tiers.runs_of(s) == [
-        dict(run="own"),
-        dict(run="Q=1, ηQ=0.2", Q=1, lr=0.2),
-        dict(run="Q=1, K=3", Q=1, lr=0.05, clients=3),
-        dict(run="Q=4, ηQ=0.2", Q=4, lr=0.05),
-        dict(run="Q=4, K=3", Q=4, lr=0.05, clients=3),
-    ]
+SWEEP = {**SILOS, "steps": 12, "looks": 9, "clients_grid": [3, 5]}
 
 
-def test_every_run_of_a_sweep_is_looked_at_after_the_same_local_steps():
-    grid = dict(local_steps=[1, 3], products=[0.3], steps=12, evaluate_every=6)
-    outcome = tiers.sweep(job({**SILOS, **grid}, (1,)))
-    for (Q,), frame in outcome.frame.groupby(["Q"]):
-        assert sorted(set(frame["clock"])) == [0, 6, 12]
-        assert sorted(set(frame["round"])) == [0, 6 // Q, 12 // Q]
-        assert set(frame["lr"]) == {0.3 / Q}
-        assert set(frame["silos"]) == {2} and set(frame["clients"]) == {3}
+def test_every_run_of_a_sweep_makes_the_same_local_steps():
+    runs = [dict(run=f"Q={Q}", Q=Q, lr=0.3 / Q, crowd="few") for Q in (1, 3)]
+    runs += [dict(run="many", Q=3, lr=0.1, crowd="many")]
+    outcome = tiers.sweep(job({**SWEEP, "runs": runs}))
+    for run, frame in outcome.frame.groupby("run"):
+        Q = 1 if run == "Q=1" else 3
+        assert (frame["clock"] == Q * frame["round"]).all() and frame["clock"].max() == 12
+        assert {0, 1, 2, 12 // Q} <= {*frame["round"]}
+        assert {*frame["lr"]} == {0.3 / Q} and {*frame["Q"]} == {Q} and {*frame["silos"]} == {2}
+        assert {*frame["clients"]} == {5 if run == "many" else 3}
+
+
+def test_rates_side_by_side_are_rates_one_by_one():
+    runs = [dict(run=f"{lr}", Q=3, lr=lr) for lr in (0.1, 1e38, 0.4)]
+    together = tiers.sweep(job({**SWEEP, "runs": runs}))
+    alone = [tiers.sweep(job({**SWEEP, "runs": [run]})) for run in runs]
+    for run, outcome in zip(runs, alone, strict=True):
+        mine = together.frame[together.frame["run"] == run["run"]]
+        assert mine.drop(columns="value").values.tolist() == (
+            outcome.frame.drop(columns="value").values.tolist()
+        )
+        assert np.array_equal(mine["value"], outcome.frame["value"], equal_nan=True)
+    assert together.diverged == alone[1].diverged and {*together.diverged} == {"1e+38"}
+
+
+def test_looks_are_dense_early_and_even_at_the_end():
+    found = tiers.looks(600, 30)
+    assert found[:4] == [0, 1, 2, 3] and found[-1] == 600 and found == sorted({*found})
+    assert 25 <= len(found) <= 32
+    ends = np.array([t for t in found if t >= 540])
+    assert len(ends) >= 10 and np.diff(ends).max() < 10
+    assert tiers.looks(1, 30) == [0, 1]
 
 
 def test_a_local_step_costs_three_trips_shared_by_q():
