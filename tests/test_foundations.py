@@ -255,3 +255,73 @@ def test_stale_updates_do_not_move_the_fixed_point():
                 one, two = one - 0.25 * (one + 1), two - 0.25 * 3 * (two - 1)
             x.append(x[-1] + 0.5 * ((one + two) / 2 - old))
         assert x[-1] == pytest.approx(4 / 11, abs=1e-12)
+
+
+# --- federated averaging -------------------------------------------------------------------------
+
+AVERAGING = "1_federated_averaging"
+
+
+def test_the_variance_of_a_round_by_all_its_outcomes():
+    """Three clients on a line with two equally likely minibatch gradients each, cohorts of two."""
+    g = {0: (1, 3), 1: (4, 8), 2: (0, 5)}
+    means = {n: Fraction(a + b, 2) for n, (a, b) in g.items()}
+    whole = sum(means.values()) / 3
+    d2 = sum((m - whole) ** 2 for m in means.values()) / 3
+    sigma2 = sum(Fraction(b - a, 2) ** 2 for a, b in g.values()) / 3
+    for again, kappa in ((True, 1), (False, Fraction(3 - 2, 3 - 1))):
+        cohorts = itertools.product(range(3), repeat=2)
+        cohorts = [c for c in cohorts if again or c[0] != c[1]]
+        rounds = [Fraction(u + v, 2) for a, b in cohorts for u in g[a] for v in g[b]]
+        assert sum(rounds) / len(rounds) == whole
+        found = sum((u - whole) ** 2 for u in rounds) / len(rounds)
+        assert found == sigma2 / 2 + d2 / 2 * kappa
+
+
+def test_a_minibatch_is_a_cohort_of_samples():
+    values, B = [2, 3, 7, 11, 12], 3
+    m, mean = len(values), Fraction(sum(values), 5)
+    s2 = sum((v - mean) ** 2 for v in values) / m
+    batches = [Fraction(sum(b), B) for b in itertools.combinations(values, B)]
+    found = sum((b - mean) ** 2 for b in batches) / len(batches)
+    assert found == s2 / B * Fraction(m - B, m - 1)
+
+
+def test_half_the_clients_without_replacement_are_worth_99_draws():
+    assert Fraction(100 - 50, 50 * (100 - 1)) == Fraction(1, 99)
+
+
+def test_a_round_asks_the_device_for_no_number():
+    """On torch's meta device tensors have shapes only; to ask one for its number is an error."""
+    ours = page(AVERAGING)
+    place = dict(device="meta", dtype=torch.float64)
+    x, w = torch.zeros(650, **place), torch.ones(4, **place)
+    images, share = torch.zeros(4, 6, 64, **place), torch.ones(4, 6, **place)
+    labels = torch.zeros(4, 6, device="meta", dtype=torch.long)
+    clients = list(zip(images, labels, strict=True))
+    for after in (
+        ours["round_rows"](x, (images, labels, share), w, 0.1, 2),
+        ours["round_loop"](x, clients, w, 0.1, 2),
+    ):
+        assert after.shape == (650,) and after.device.type == "meta"
+    with pytest.raises(RuntimeError):
+        after.sum().item()
+
+
+def test_the_fixed_point_is_where_a_hundred_rounds_end():
+    rng = np.random.default_rng(6)
+    roots = rng.normal(size=(4, 2, 2))
+    A, z = np.einsum("nij,nkj->nik", roots, roots) + 0.1 * np.eye(2), rng.normal(size=(4, 2))
+    lr, steps = 1 / np.linalg.eigvalsh(A).max(), 5
+    x = np.zeros(2)
+    for _ in range(2000):
+        ends = []
+        for curvature, centre in zip(A, z, strict=True):
+            y = x
+            for _ in range(steps):
+                y = y - lr * curvature @ (y - centre)
+            ends.append(y)
+        x = np.mean(ends, 0)
+    assert page(AVERAGING)["fixed_point"](A, z, lr, steps) == pytest.approx(x, abs=1e-12)
+    gradient_descent = np.linalg.solve(A.sum(0), np.einsum("nij,nj->i", A, z))
+    assert page(AVERAGING)["fixed_point"](A, z, lr, 1) == pytest.approx(gradient_descent)
