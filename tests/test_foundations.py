@@ -325,3 +325,60 @@ def test_the_fixed_point_is_where_a_hundred_rounds_end():
     assert page(AVERAGING)["fixed_point"](A, z, lr, steps) == pytest.approx(x, abs=1e-12)
     gradient_descent = np.linalg.solve(A.sum(0), np.einsum("nij,nj->i", A, z))
     assert page(AVERAGING)["fixed_point"](A, z, lr, 1) == pytest.approx(gradient_descent)
+
+
+# --- splitting data ------------------------------------------------------------------------------
+
+SPLITTING = "2_splitting_data"
+
+
+@pytest.fixture
+def splits():
+    """Return the page's functions, and set the names that its cells set."""
+    page(SPLITTING).update(N=20, labels=np.repeat(np.arange(10), 140), p=np.full(10, 0.1))
+    return page(SPLITTING)
+
+
+def test_the_judge_of_a_split_wants_shuffled_labels(splits):
+    def cut(labels, order, seed):
+        share = np.exp(np.random.default_rng(seed).standard_normal(20))
+        sizes = 1 + splits["largest_remainder"](share / share.sum() * (len(labels) - 20))
+        return [np.sort(part) for part in np.split(order, np.cumsum(sizes)[:-1])]
+
+    def by_label(labels, clients, seed):
+        return cut(labels, np.argsort(labels, kind="stable"), seed)
+
+    def shuffled(labels, clients, seed):
+        return cut(labels, np.random.default_rng(seed).permutation(len(labels)), seed)
+
+    assert splits["judge"](shuffled) == splits["judge"](splits["quantity"]) == "right"
+    assert splits["judge"](by_label) == "labels are not i.i.d."
+    assert "hardly differ" in splits["judge"](lambda y, n, seed: np.array_split(np.arange(1400), n))
+    assert "lost" in splits["judge"](lambda *_: [np.arange(5), np.arange(9)])
+
+
+def test_rounding_to_whole_images_not_chance_moves_small_clients_away(splits):
+    for clients, alpha, most in ((20, 0.5, 0.01), (200, 0.571, 0.2)):
+        shares, whole = splits["distances"](clients, alpha, draws=10)
+        assert 0 < whole - shares < most
+    assert whole - shares > 0.05
+    rng = np.random.default_rng(1)  # the shares alone: classes are alike, so p is uniform
+    drawn = rng.dirichlet(np.full(200, 0.571), (10, 10))
+    own = drawn / drawn.sum(1, keepdims=True)
+    assert shares == pytest.approx(0.5 * np.abs(own - 0.1).sum(1).mean(), abs=0.02)
+
+
+def test_two_clients_share_a_class_less_unequally_than_one_over_alpha():
+    alpha, drawn = 5.0, np.random.default_rng(0).dirichlet([5.0, 5.0], 200_000)[:, 0]
+    relative = drawn.var() / drawn.mean() ** 2
+    assert relative == pytest.approx(1 / (2 * alpha + 1), rel=0.02)
+
+
+def test_the_share_that_other_columns_explain(splits):
+    """By hand: y = x explains all, noise of the same size half, an independent column nothing."""
+    rng = np.random.default_rng(0)
+    x, noise = rng.standard_normal((2, 4000, 1))
+    explained = splits["explained"]
+    assert explained(3 * x + 1, x) == pytest.approx(1)
+    assert explained(x + noise, x) == pytest.approx(0.5, abs=0.03)
+    assert explained(noise, x) == pytest.approx(0, abs=0.003)
