@@ -145,11 +145,12 @@ def local_sgd_table() -> list[dict[str, Any]]:
         Rows with name; milliseconds of the plain loop and of every backend; the chosen backend
         and its ratio (plain loop over ours: above one is faster); the arithmetic floor, which is
         the time that the operations would take at the speed of one large product or
-        convolution; and the device.
+        convolution; the memory floor, which is the time to read and write every model once, and
+        to read every sample once, at the speed of a copy; and the device.
     """
     device = "cuda" if torch.cuda.is_available() else "cpu"
     backends = [b for b in BACKENDS if b != ("recorded" if device == "cpu" else "threads")]
-    chosen, speed, rows = backends[-1], peak_flops(device), []
+    chosen, can, rows = backends[-1], limits(device), []
     for name in WORK:
         task, theta, batches = workload(name, device)
         works = {"plain loop": plain_loop(task, theta, batches, 0.01)}
@@ -161,9 +162,16 @@ def local_sgd_table() -> list[dict[str, Any]]:
         row = {"name": name} | {f"{w} [ms]": round(1000 * s, 3) for w, s in seconds.items()}
         row |= {"chosen": chosen, "ratio": round(seconds["plain loop"] / seconds[chosen], 2)}
         cost = count(functools.partial(local_sgd, task, theta, batches, 0.01, backend="batched"))
-        row["floor [ms]"] = round(1000 * cost.flops / speed, 3)
+        row["floor [ms]"] = round(1000 * cost.flops / can["flops"], 3)
+        row["memory floor [ms]"] = round(1000 * least_bytes(task, theta, batches) / can["bytes"], 3)
         rows.append(row | {"device": device})
     return rows
+
+
+def least_bytes(task: Task, theta: torch.Tensor, batches: list[Batch]) -> int:
+    """Count what must move even if a cache holds all between: models in and out, samples in."""
+    samples = sum(batch.rows.numel() for batch in batches) * task.data.x[0].numel()
+    return (2 * theta.numel() + samples) * theta.element_size()
 
 
 # --- what holds a device back ---------------------------------------------------------------------
@@ -510,12 +518,15 @@ def folder(out: str | Path | None = None) -> Path:
 def save(name: str, rows: list[dict[str, Any]], out: str | Path | None = None) -> Path:
     """Keep a measurement with what it was measured on, as ``bench/NAME/DATE.json``.
 
+    Rows that name no device were measured on the CPU, whatever else the machine has.
+
     Raises
     ------
     FedlibError
         When the folder cannot be written.
     """
-    about = experiments.provenance("cuda" if torch.cuda.is_available() else "cpu")
+    (device,) = {row.get("device", "cpu") for row in rows}
+    about = experiments.provenance(device)
     target = files.make_folder(folder(out) / name)
     path = target / f"{about['date'][:16].replace(':', '-')}.json"
     page = json.dumps({"bench": name, **about, "rows": rows}, indent=1) + "\n"

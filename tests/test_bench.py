@@ -27,6 +27,9 @@ TINY = {
 }
 
 
+FLOORS = ("floor [ms]", "memory floor [ms]")
+
+
 @pytest.fixture
 def tiny(monkeypatch):
     monkeypatch.setattr(bench, "WORK", TINY)
@@ -66,7 +69,7 @@ def test_rows(tiny, monkeypatch):
     assert [row["name"] for row in rows] == list(TINY)
     for row in rows:
         times = [f"{way} [ms]" for way in ("plain loop", "loop", "batched", "threads")]
-        assert list(row) == ["name", *times, "chosen", "ratio", "floor [ms]", "device"]
+        assert list(row) == ["name", *times, "chosen", "ratio", *FLOORS, "device"]
         assert all(row[time] > 0 for time in times)
         assert row["device"] == "cpu" and row["chosen"] == "threads"
 
@@ -119,6 +122,26 @@ def test_a_measurement_is_kept_with_what_it_was_made_on(tmp_path):
     assert kept["rows"] == [{"name": "mlp", "ratio": 2.0}]
     assert {"device", "instructions", "versions", "commit", "date"} < set(kept)
     assert records.stored(tmp_path) == [], "not an experiment's record"
+
+
+@pytest.mark.parametrize("rows", [[{"ms": 1.0}], [{"ms": 1.0, "device": "cpu"}]])
+def test_what_the_cpu_did_is_not_put_down_to_a_gpu_at_hand(rows, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "a GPU")
+    bench.save("steps", rows, tmp_path)
+    assert bench.load("steps", tmp_path)[0]["device"].startswith("CPU")
+    bench.save("local-sgd", [{"ms": 1.0, "device": "cuda"}], tmp_path)
+    assert bench.load("local-sgd", tmp_path)[0]["device"] == "a GPU"
+
+
+def test_the_least_that_must_move():
+    """Two models of 6 · 2 + 2 numbers in and out, and in each of 3 steps 2 · 4 samples of 6."""
+    data = FederatedDataset.build(np.zeros((5, 6)), np.zeros(5, dtype=int), [np.arange(5)])
+    task = Task(models.softmax(6, 2), data)
+    batches = [Batch(torch.zeros(2, 4, dtype=torch.long))] * 3
+    theta = task.init((0, 1))
+    expected = 2 * 2 * 14 + 3 * 2 * 4 * 6
+    assert bench.least_bytes(task, theta, batches) == expected * theta.element_size()
 
 
 def test_the_models_of_the_book_are_timed():
