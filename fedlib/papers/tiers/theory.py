@@ -257,7 +257,7 @@ def volume(*, silos: int, clients: int, size: int, batch_size: int, width: int) 
     -------
     dict
         ``models`` down and up, ``embeddings`` up and foreign sums down, ``exchange``: its table
-        to each other hub. Sample ids come from a shared seed and are not counted.
+        to each other hub. The sample ids, ``K_j B`` whole numbers, are not counted.
     """
     table = batch_size * width
     return {
