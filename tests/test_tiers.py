@@ -11,7 +11,7 @@ from fedlib.engine.draws import upload
 from fedlib.engine.models import Model, linear, mlp
 from fedlib.engine.simulation import simulate
 from fedlib.errors import FedlibError
-from fedlib.papers.tiers import LabelPrivateTDCD, ledger
+from fedlib.papers.tiers import LabelPrivateTDCD, ledger, theory
 from fedlib.papers.tiers.algorithm import TDCD, Cohort, Drawn, draw_ids
 from fedlib.papers.tiers.task import TieredTask
 
@@ -321,10 +321,17 @@ def test_messages_add_up_to_the_cost_model(asked):
     algorithm = TDCD(0.1, Q, B) if asked is None else LabelPrivateTDCD(0.1, Q, B, asked)
     sent = ledger.messages(algorithm, task, algorithm.init(task, (0, 1)))
     assert {m.round for m in sent} == {0} and all(m.bytes == 8 * np.prod(m.shape) for m in sent)
-    numbers = sum(np.prod(m.shape) for m in sent)
+    ids = [m for m in sent if m.content == "sample ids"]
+    assert [m.shape for m in ids] == [(B,)] * 12  # line 4: every client of every silo
+    numbers = sum(np.prod(m.shape) for m in sent) - 12 * B
     plain = sum(2 * 4 * m.size + 2 * B * E + 2 * B * E for m in task.models)
     private = {None: 0, True: Q, False: 1}[asked]
     assert numbers == plain + 2 * (2 * private * B * E)
+    for j, model in enumerate(task.models):
+        parts = theory.volume(silos=3, clients=4, size=model.size, batch_size=B, width=E)
+        own = [m for m in sent if m.sender == f"hub {j}" or m.sender.endswith(f",{j}")]
+        if asked is None:
+            assert sum(np.prod(m.shape) for m in own) == sum(parts.values()) + 4 * B
 
 
 def test_splits_of_features_and_images():

@@ -11,6 +11,7 @@ from fedlib.datasets import partition
 from fedlib.engine.models import linear, mlp
 from fedlib.engine.simulation import simulate
 from fedlib.errors import FedlibError
+from fedlib.papers.tiers import ledger
 from fedlib.papers.tiers.algorithm import TDCD, draw_ids
 from fedlib.papers.tiers.asynchronous import AsyncTDCD, look_up
 from fedlib.papers.tiers.task import TieredTask
@@ -243,6 +244,25 @@ def test_simulate_records_every_runs_own_clock():
         own = frame[(frame["seed"] == seed) & (frame["metric"] == "loss")]
         assert own["clock"].tolist() == times
     assert frame.groupby("round")["clock"].nunique().tolist() == [1, 2, 2, 2, 2]
+
+
+@pytest.mark.parametrize("batch", [None, 8])
+def test_a_hub_that_does_not_wait_publishes_its_whole_table(batch):
+    task, law, K, E = network(silos=3), AsyncTDCD(0.3, 4, batch, **RANDOM), 3, 3
+    state, _, _ = run(law, task, 4)
+    B, P = batch or M, task.models[0].size
+    for j in range(3):
+        sent = ledger.hub_messages(law, task, state, j)
+        assert {m.round for m in sent} == {state.rounds[0, j]}
+        total = dict.fromkeys(("model", "sample ids", "foreign embeddings", "embeddings"), 0)
+        for m in sent:
+            total[m.content] += int(np.prod(m.shape))
+            assert m.bytes == 8 * np.prod(m.shape)
+        assert total["model"] == 2 * K * P and total["sample ids"] == K * B
+        assert total["foreign embeddings"] == B * E
+        assert total["embeddings"] == M * E + 2 * M * E  # from the clients, to two hubs
+        between = {m.receiver for m in sent if m.shape == (M, E)}
+        assert between == {f"hub {l}" for l in range(3)} - {f"hub {j}"}
 
 
 def test_bad_input():

@@ -13,7 +13,9 @@ hub's round ``r``:
 
 It lasts three round trips and Q local steps, as in the paper: hub and clients twice (foreign rows
 out and models back; average out and embeddings back), hub to hub once. The price of not waiting
-is the size of that last message, ``M E`` numbers instead of ``B E``.
+is the size of that last message, ``M E`` numbers instead of ``B E``;
+:func:`fedlib.papers.tiers.ledger.hub_messages` lists them. The clock charges neither that size nor
+the work of embedding M rows.
 
 Hubs that finish at the same instant all publish before any of them reads. Hence with equal fixed
 delays, or with ``wait=True``, the iterates are those of synchronous :class:`TDCD`: same

@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 
 from fedlib.engine.draws import draw_one
-from fedlib.papers.tiers.algorithm import TDCD, Cohort, TieredState
+from fedlib.papers.tiers.algorithm import TDCD, Cohort, TieredState, draw_ids
+from fedlib.papers.tiers.asynchronous import AsyncState, AsyncTDCD
 from fedlib.papers.tiers.private import LabelPrivateTDCD
 from fedlib.papers.tiers.task import TieredTask
 from fedlib.population.messages import Message
@@ -16,8 +17,10 @@ from fedlib.population.messages import Message
 def messages(algorithm: TDCD, task: TieredTask, state: TieredState) -> list[Message]:
     """Return every array that the first run will exchange in the round after ``state``.
 
-    The list follows the algorithm: models and embeddings between hub and clients, embeddings
-    between hubs, models back; with private labels, derivatives and fresh embeddings as well.
+    The list follows the algorithm box: model and sample ids to the clients (line 4), embeddings
+    to the hub (6), embeddings between hubs, foreign sums to the clients (8), models back (11);
+    with private labels, derivatives and fresh embeddings as well. The hubs agree on the ids by a
+    shared seed.
     """
     out: list[Message] = []
     one = replace(state, x=state.x[:1], seeds=state.seeds[:1])
@@ -25,8 +28,7 @@ def messages(algorithm: TDCD, task: TieredTask, state: TieredState) -> list[Mess
     silos = [Cohort.of(task, j, drawn, one.x) for j in range(task.N)]
 
     def send(sender: str, receiver: str, content: str, *shape: int) -> None:
-        size = int(np.prod(shape)) * task.x[0].element_size()
-        out.append(Message(state.t, sender, receiver, content, shape, size))
+        out.append(_message(task, state.t, sender, receiver, content, *shape))
 
     E, B = task.widths[0], drawn.ids.shape[1]
     for silo in silos:
@@ -35,6 +37,7 @@ def messages(algorithm: TDCD, task: TieredTask, state: TieredState) -> list[Mess
         for k, held in enumerate(count):
             client = f"client {k},{j}"
             send(hub, client, "model", P)
+            send(hub, client, "sample ids", B)
             send(client, hub, "embeddings", held, E)
             send(hub, client, "foreign embeddings", held, E)
             send(client, hub, "model", P)
@@ -46,3 +49,40 @@ def messages(algorithm: TDCD, task: TieredTask, state: TieredState) -> list[Mess
                 send(hub, "hub 0", "fresh embeddings", B, E)
                 send("hub 0", hub, "derivatives", B, E)
     return out
+
+
+def hub_messages(
+    algorithm: AsyncTDCD, task: TieredTask, state: AsyncState, hub: int
+) -> list[Message]:
+    """Return every array of the round that a hub of the first run has under way.
+
+    A hub that waits for nobody cannot know which rows the others will draw. So its clients embed
+    all rows they hold with the new average, and it publishes the whole table ``[M, E]``. The
+    average is already with the clients when the next round begins.
+    """
+    out: list[Message] = []
+    count, name, P = int(state.rounds[0, hub]), f"hub {hub}", task.models[hub].size
+    ids = draw_ids(state.seeds[:1], count, len(task.y), algorithm.batch_size)
+    parts, (M, E, B) = task.rows[hub], (len(task.y), task.widths[0], ids.shape[1])
+
+    def send(sender: str, receiver: str, content: str, *shape: int) -> None:
+        out.append(_message(task, count, sender, receiver, content, *shape))
+
+    for k, rows in enumerate(parts):
+        client = f"client {k},{hub}"
+        send(name, client, "sample ids", B)
+        send(name, client, "foreign embeddings", int(np.isin(ids, rows).sum()), E)
+        send(client, name, "model", P)
+        send(name, client, "model", P)  # the average
+        send(client, name, "embeddings", len(rows), E)
+    for other in range(task.N):
+        if other != hub:
+            send(name, f"hub {other}", "embeddings", M, E)
+    return out
+
+
+def _message(
+    task: TieredTask, t: int, sender: str, receiver: str, content: str, *shape: int
+) -> Message:
+    size = 8 if content == "sample ids" else task.x[0].element_size()
+    return Message(t, sender, receiver, content, shape, int(np.prod(shape)) * size)

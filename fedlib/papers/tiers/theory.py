@@ -146,6 +146,75 @@ def theorem_1_independent(
     return _bound(L, L_max, gap, anchor, drift, lr, Q, rounds)
 
 
+def drift_share(*, L_max: float, lr: float, Q: int) -> float:
+    """Return ``((1 + a)^Q - 1) / (a Q) - 1`` with ``a = lr L_max`` (ours).
+
+    At every client the mean gradient of a round's Q local steps differs from the first of them by
+    at most this share of its norm, on every path and for every ``lr``. Zero for one local step,
+    about ``lr Q L_max / 2`` for many small ones.
+    """
+    a = lr * L_max
+    return ((1 + a) ** Q - 1) / (a * Q) - 1 if a > 0 else 0.0
+
+
+def theorem_1_sharper(
+    *, L: float, L_max: float, gap: float, sigma2: Any, lr: float, Q: int, rounds: int
+) -> Bound:
+    """Return a bound on the same mean as ``theorem_1``, by a proof that gives less away (ours).
+
+    ``(gap / (s R) + n S) / c`` with ``s = lr Q``, ``S`` the sum of ``sigma2``,
+    ``c = 1 - 2 e - s L (1 + e)^2 / 2``, ``n = s L (1 + e)^2 / 2 + e / 4`` and e the
+    ``drift_share``. Parameters as in ``theorem_1``; below it wherever that holds and
+    ``L >= L_max``. For one local step of a quadratic in one coordinate it is an equality.
+
+    Returns
+    -------
+    Bound
+        Terms ``start`` and ``noise``.
+
+    Raises
+    ------
+    FedlibError
+        Where c is not positive: the step is too large to promise a descent.
+    """
+    s, share = lr * Q, drift_share(L_max=L_max, lr=lr, Q=Q)
+    step = s * L * (1 + share) ** 2 / 2
+    c = 1 - 2 * share - step
+    if not (Q >= 1 and lr > 0 and c > 0):
+        raise FedlibError(
+            f"No descent is certain at lr = {lr:.4g}, Q = {Q}: c = {c:.3g} must be positive. "
+            "Take a smaller lr or fewer local steps."
+        )
+    noise = (step + share / 4) * float(as_array(sigma2).sum())
+    return Bound({"start": gap / (s * rounds * c), "noise": noise / c})
+
+
+def rest_bound(*, L_max: float, lr: float, Q: int, kappa2: Any) -> float:
+    """Return the bound on ``||grad L||^2`` where TDCD on all rows comes to rest (ours).
+
+    ``e^2 / (1 - e^2)`` times the sum of ``kappa2``, the ``kappa_j^2`` of the silos' clients at
+    that point, with e the ``drift_share``. Infinite where e is one or more.
+    """
+    share = drift_share(L_max=L_max, lr=lr, Q=Q)
+    if share >= 1:
+        return math.inf
+    return share**2 / (1 - share**2) * float(as_array(kappa2).sum())
+
+
+def empty_chance(*, samples: int, held: int, batch_size: int) -> float:
+    """Return the probability that a client with ``held`` of the rows has none in a minibatch.
+
+    ``C(M - m, B) / C(M, B)``: B of M rows are drawn without replacement. Times the number of
+    clients it bounds the probability that some client of a silo comes away empty.
+    """
+    M, m, B = samples, held, batch_size
+    if m + B > M:
+        return 0.0
+    parts = (M - m, M - B), (M - m - B, M)  # (M - m)! (M - B)! / ((M - m - B)! M!)
+    above, below = (sum(math.lgamma(n + 1) for n in part) for part in parts)
+    return math.exp(above - below)
+
+
 def best_product(*, L: float, gap: float, sigma2: Any, rounds: float) -> tuple[float, float]:
     """Return ``(s*, value)``: the product ``lr * Q`` that minimises Theorem 1's leading terms.
 
@@ -188,7 +257,7 @@ def volume(*, silos: int, clients: int, size: int, batch_size: int, width: int) 
     -------
     dict
         ``models`` down and up, ``embeddings`` up and foreign sums down, ``exchange``: its table
-        to each other hub. Sample ids come from a shared seed and are not counted.
+        to each other hub. The sample ids, ``K_j B`` whole numbers, are not counted.
     """
     table = batch_size * width
     return {
