@@ -357,6 +357,28 @@ def _reached(found: pd.DataFrame, target: float, t_comm: float, fall: bool) -> p
     return pd.DataFrame(np.stack([low, high], 1), wide.columns)
 
 
+def smoother(record: Record, a: str, b: str, metric: str, split: str) -> Measured:
+    """How many times smoother run ``a`` is than run ``b``, as a natural logarithm.
+
+    A curve's roughness is the mean change between neighbouring evaluations in the second half of
+    a run. Both are to be looked at in the same rounds. A run that diverged is infinitely rough.
+    """
+    one, other = (_roughness(record, run, metric, split) for run in (a, b))
+    _same_seeds(record, one.index, other.index)
+    one = one.reindex(other.index)
+    ratio = np.log(other / one).to_numpy(copy=True)
+    ratio[(one.isna() & other.notna()).to_numpy()] = -math.inf
+    ratio[(one.notna() & other.isna()).to_numpy()] = math.inf
+    return Measured(ratio, ratio, "{} times", ratio=True)
+
+
+def _roughness(record: Record, run: str, metric: str, split: str) -> pd.Series:
+    """Return the mean change between evaluations of each seed, nan where it diverged."""
+    rough = _late(rows(record, run, metric, split), 0.5).diff().iloc[1:].abs().mean(skipna=False)
+    rough[last(record, run, metric, split).reindex(rough.index).isna()] = np.nan
+    return rough
+
+
 def final(record: Record, run: str, metric: str, split: str) -> Measured:
     """The value of one run at its last evaluation."""
     values = _late(rows(record, run, metric, split), 0.0).iloc[-1]
@@ -389,9 +411,11 @@ def largest(record: Record, run: str, metric: str, **where: Any) -> Measured:
     return _exactly(float(rows(record, run, metric, **where)["value"].max(skipna=False)))
 
 
+RATIOS = {"sooner": "time", "smoother": "roughness"}  # what they compare, as a factor
 MEASURES: dict[str, Callable[..., Measured]] = {
     "advantage": advantage,
     "sooner": sooner,
+    "smoother": smoother,
     "final": final,
     "diverged": diverged,
     "slope": slope,
@@ -460,7 +484,7 @@ class Check:
 
 
 def _words(check: dict[str, Any], s: float) -> str:
-    if check["measure"] == "sooner":
+    if check["measure"] in RATIOS:
         return f"above 1, and not all within a factor {math.exp(s):g}"
     if check["asks"] == "better":
         return f"above 0, and not all within ±{s:g}"
@@ -492,14 +516,14 @@ def _named(value: Any, settings: dict[str, Any]) -> Any:
 def _smallest(claim: dict[str, Any], check: dict[str, Any]) -> float:
     if check["asks"] == "within":
         return 0.0
-    key = "time" if check["measure"] == "sooner" else check["with"]["metric"]
+    key = RATIOS.get(check["measure"]) or check["with"]["metric"]
     if key not in claim.get("smallest", {}):
         raise FedlibError(
             f"Claim {claim.get('id')} asks whether one run is better or the same by '{key}', and "
             f"names no smallest difference that matters: smallest = {{ {key} = ... }}."
         )
     s = claim["smallest"][key]
-    return math.log(s) if key == "time" else s
+    return math.log(s) if check["measure"] in RATIOS else s
 
 
 def _check(paper: str, claim: dict[str, Any], check: dict[str, Any], out: Any) -> Check:
