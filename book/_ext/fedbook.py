@@ -15,18 +15,20 @@ import yaml
 from docutils import nodes
 from docutils.parsers.rst import directives
 from docutils.statemachine import StringList
+from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.config import Config
 from sphinx.util.docutils import SphinxDirective
 
 from fedlib.errors import FedlibError
-from fedlib.evidence import claims
+from fedlib.evidence import claims, findings
 from fedlib.schema import Page, read_toml
 
 TOLD = {
     "provenance": re.compile(r"Record \S+\.(smoke|quick|paper)\b.*\bcommit \S+"),
     "verdict-note": re.compile(r"[A-Z]{3,}\d?-C\S+: [A-Z ]+\."),
 }
+FOUND = "tag_found"  # on a cell that tells what was found
 FACT = re.compile(r"(?<![\w`-])([A-Z]{3,}\d?-[CE]\d+(?:-[a-z]+)?)(?![\w`-])")
 
 
@@ -196,6 +198,20 @@ class ClaimsTable(Facts):
         return [items]
 
 
+class Findings(Facts):
+    """The questions of all papers that belong on the front page, with what the records answer."""
+
+    def run(self) -> list[nodes.Node]:
+        """Return a list of questions and answers, each with a link to its claim."""
+        items = nodes.bullet_list(classes=["findings"])
+        for paper in findings.papers():
+            for row in findings.answers(paper):
+                if row.front:
+                    text = f"**{row.question}** {row.answer} ({row.claim})"
+                    items += nodes.list_item("", *self.inline(_minus(text)))
+        return [items]
+
+
 class Erratum(Page):
     """An entry of an ``errata.toml``, in Markdown; ``test`` names the tests that hold it."""
 
@@ -316,6 +332,24 @@ def mark_told(app: Sphinx, doctree: nodes.document) -> None:
                     block.parent.append(block.parent.pop(block.parent.index(block)))
 
 
+def link_facts(app: Sphinx, doctree: nodes.document) -> None:
+    """Turn the names of claims into links where a cell says what was found."""
+    for cell in [box for box in doctree.findall(nodes.container) if FOUND in box["classes"]]:
+        for text in list(cell.findall(nodes.Text)):
+            if isinstance(text.parent, nodes.literal_block | nodes.raw) or not FACT.search(text):
+                continue
+            parts: list[nodes.Node] = []
+            for i, part in enumerate(FACT.split(_minus(text))):
+                parts.append(_to_fact(part, app.env.docname) if i % 2 else nodes.Text(part))
+            text.parent.replace(text, parts)
+
+
+def _to_fact(name: str, page: str) -> addnodes.pending_xref:
+    options = dict(refdomain="std", reftype="ref", reftarget=name.lower(), refdoc=page)
+    return addnodes.pending_xref("", nodes.inline("", name), refexplicit=True, refwarn=True,
+                                 **options)  # fmt: skip
+
+
 def tell_colab_readers(app: Sphinx, page: str, template: str, context: dict, tree: object) -> None:
     """Say on the Colab button what to do first: fedlib is not there."""
     for group in context.get("header_buttons", []):
@@ -380,11 +414,13 @@ def setup(app: Sphinx) -> dict:
     app.setup_extension("sphinx.ext.autodoc")  # whose signatures are made plain
     app.add_directive("claims-table", ClaimsTable)
     app.add_directive("errata-table", ErrataTable)
+    app.add_directive("findings", Findings)
     app.add_directive("install-cell", InstallCell)
     app.connect("builder-inited", add_styles)
     app.connect("autodoc-process-signature", plain_signature)
     app.connect("build-finished", drop_font_hints)
     app.connect("doctree-read", mark_told)
+    app.connect("doctree-read", link_facts)
     app.connect("html-page-context", tell_colab_readers, priority=950)
     app.connect("html-page-context", drop_thebe_files, priority=950)
     app.connect("doctree-resolved", drop_thebe_nodes, priority=950)

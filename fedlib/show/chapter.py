@@ -11,7 +11,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 
 from fedlib.errors import unknown
-from fedlib.evidence import catalogue, claims, experiments
+from fedlib.evidence import catalogue, claims, experiments, findings
 from fedlib.evidence.records import MissingRecord, Record
 from fedlib.show import plotting
 
@@ -71,6 +71,16 @@ def check_parameters(given: Iterable[str], allowed: Iterable[str]) -> None:
     for name in sorted(given):
         if name not in (*allowed, "known") and not name.startswith("_"):
             raise unknown("parameter", name, allowed)
+
+
+@dataclass(frozen=True)
+class Told:
+    """A text that a notebook shows as Markdown."""
+
+    text: str
+
+    def _repr_markdown_(self) -> str:
+        return self.text
 
 
 @dataclass(frozen=True)
@@ -172,6 +182,12 @@ class Chapter:
         table["quantity"] += table["essential"].map({True: "", False: " (control)"})
         columns = ["outcome", "quantity", "measured", "asked", "record"]
         return table[columns].style.hide(axis="index")
+
+    def found(self) -> Told:
+        """Return what the records answer to readers' questions, each with its claim."""
+        told = findings.answers(self.paper, self.where)
+        lines = [f"* **{row.question}** {row.answer} ({row.claim})" for row in told]
+        return Told("\n".join(["**What we found**", "", *lines]))
 
     def claims(self) -> Any:
         """Return all claims of the paper with their verdicts as a table."""
