@@ -189,6 +189,17 @@ def errata() -> Iterator[str]:
         yield from (f"```{{errata-table}} {name}", "```", "")
 
 
+def questions() -> Iterator[str]:
+    """Write the questions that the front page asks, with the answers of the records."""
+    from fedlib.evidence import findings
+
+    for name in findings.papers():
+        *_, last = _links(paths.about(paths.paper_folder(name)))
+        for row in findings.answers(name):
+            if row.front:
+                yield f"**{row.question}** {row.answer} ({{ref}}`{row.claim}`, {last})\n"
+
+
 def _opened(about: dict[str, str], note: bool = False) -> Iterator[str]:
     """Begin a paper's section: what it is called, where it is from, where its chapter is."""
     links = _links(about)
@@ -211,4 +222,6 @@ def _links(about: dict[str, str]) -> list[str]:
     ]
 
 
-WRITERS = {writer.__name__: writer for writer in (api, commands, papers, scoreboard, errata)}
+WRITERS = {
+    writer.__name__: writer for writer in (api, commands, papers, questions, scoreboard, errata)
+}

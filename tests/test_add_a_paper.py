@@ -12,6 +12,8 @@ from pathlib import Path
 import build
 import pytest
 
+from fedlib.evidence import findings
+
 PAGE = (build.ROOT / "book" / "guides" / "add_a_paper.md").read_text("utf-8")
 FILES = re.findall(r"^`(\S+)`\n\n(`{3,})\w+\n(.*?)^\2$", PAGE, re.M | re.S)
 COMMANDS = re.findall(r"^```bash\n(.*?)^```$", PAGE, re.M | re.S)
@@ -40,10 +42,13 @@ def followed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return home, done.stdout
 
 
+PAGES = ("experiments", "claims", "errata", "findings", "paper")
+
+
 def test_it_names_every_file():
     assert [name for name, *_ in FILES] == [
         "meet_study.py",
-        *(f"papers/meet/{name}.toml" for name in ("experiments", "claims", "errata", "paper")),
+        *(f"papers/meet/{name}.toml" for name in PAGES),
         "page/index.md",
     ]
 
@@ -57,6 +62,18 @@ def test_the_record_is_where_its_claims_look_for_it(followed):
 def test_it_is_judged(followed):
     _, said = followed
     assert "MEET-C1  AT REDUCED SCALE  1 of 1 holds  (often.quick)" in said
+
+
+def test_its_question_is_answered(followed, monkeypatch):
+    home, said = followed
+    monkeypatch.setenv("FEDLIB_PAPERS", str(home / "papers"))
+    (row,) = findings.answers("meet")
+    shown = re.search(r"lower than one\n +(\S+ ± \S+),", said).group(1)
+    assert row.outcome == "holds" and row.claim == "MEET-C1" and not row.front
+    assert (
+        row.answer
+        == f"Yes: with as many steps, twenty rounds end lower than one, by {shown}."
+    )
 
 
 def test_its_page_shows_claim_measurement_and_erratum(followed):

@@ -62,7 +62,7 @@ def test_the_commands_are_those_of_the_command_line():
 
 def test_a_claim_leads_to_its_experiments():
     text = "\n".join(pages.scoreboard())
-    assert "| {ref}`GFA-C1`, {ref}`GFA-C1-control` | `fig1` |" in text
+    assert "| {ref}`GFA-C1` | `fig1-tuned`, `fig1`, `fig1-cifar` |" in text
     assert "| {ref}`GFA-C6` | `figB1`, `figB2` |" in text
     assert "fedlib run tiers fig3 --profile quick --out runs" in text
 

@@ -21,7 +21,7 @@ from sphinx.config import Config
 from sphinx.util.docutils import SphinxDirective
 
 from fedlib.errors import FedlibError
-from fedlib.evidence import claims, findings
+from fedlib.evidence import claims
 from fedlib.schema import Page, read_toml
 
 TOLD = {
@@ -195,20 +195,6 @@ class ClaimsTable(Facts):
                 ),
             )  # fmt: skip
             items += nodes.list_item("", nodes.paragraph("", "", sign), _box("check", *lines))
-        return [items]
-
-
-class Findings(Facts):
-    """The questions of all papers that belong on the front page, with what the records answer."""
-
-    def run(self) -> list[nodes.Node]:
-        """Return a list of questions and answers, each with a link to its claim."""
-        items = nodes.bullet_list(classes=["findings"])
-        for paper in findings.papers():
-            for row in findings.answers(paper):
-                if row.front:
-                    text = f"**{row.question}** {row.answer} ({row.claim})"
-                    items += nodes.list_item("", *self.inline(_minus(text)))
         return [items]
 
 
@@ -414,7 +400,6 @@ def setup(app: Sphinx) -> dict:
     app.setup_extension("sphinx.ext.autodoc")  # whose signatures are made plain
     app.add_directive("claims-table", ClaimsTable)
     app.add_directive("errata-table", ErrataTable)
-    app.add_directive("findings", Findings)
     app.add_directive("install-cell", InstallCell)
     app.connect("builder-inited", add_styles)
     app.connect("autodoc-process-signature", plain_signature)
