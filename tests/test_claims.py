@@ -97,6 +97,28 @@ def test_within_a_band():
     assert claims.within(-1.0, -0.5, -1.2, -0.8) == UNDECIDED
 
 
+def test_how_many_seeds_would_decide():
+    """By hand: the first n at which t s/√n is smaller than the way to the nearest end."""
+    values = np.array([0.0, 0.2, 0.4, 0.6, 0.8, 1.0])
+    got, spread = Measured(values, values), values.std(ddof=1)
+
+    def first(room, level=0.95):
+        half = lambda n: stats.t.ppf(0.5 + level / 2, n - 1) * spread / math.sqrt(n)  # noqa: E731
+        return next(n for n in range(7, 41) if half(n) < room)
+
+    told = "about {} seeds would decide".format
+    assert claims.more_seeds(got, 0.95, "same", -0.7, 0.7) == told(first(0.2))
+    assert claims.more_seeds(got, 0.95, "within", 0.0, 0.8) == told(first(0.3))
+    assert claims.more_seeds(got, 0.99, "within", 0.0, 0.8) == told(first(0.3, 0.99))
+    low = Measured(values - 0.4, values - 0.4)  # mean .1
+    assert claims.more_seeds(low, 0.95, "better", -0.5, 0.5) == told(first(0.4)), "as the same"
+    assert claims.more_seeds(low, 0.95, "better", -0.12, 0.12) == "40 seeds would not decide"
+    worse = Measured(values - 0.8, values - 0.8)
+    assert claims.more_seeds(worse, 0.95, "better", -0.1, 0.1) == told(first(0.3))
+    for held in (Measured(values, values + 0.1), Measured(values, values, share=True)):
+        assert claims.more_seeds(held, 0.95, "same", -0.7, 0.7) == ""
+
+
 # --- intervals ------------------------------------------------------------------------------------
 
 

@@ -64,7 +64,7 @@ def test_a_claim_leads_to_its_experiments():
     text = "\n".join(pages.scoreboard())
     assert "| {ref}`GFA-C1` | `fig1-tuned`, `fig1`, `fig1-cifar` |" in text
     assert "| {ref}`GFA-C6` | `figB1`, `figB2` |" in text
-    assert "fedlib run tiers fig3 --profile quick --out runs" in text
+    assert "fedlib run tiers rates-images --profile quick --out runs" in text
 
 
 def test_the_scoreboard_says_what_is_stored_at_full_scale(monkeypatch):

@@ -46,6 +46,7 @@ VERDICTS = (
 
 KINDS = {"measured": REPRODUCED, "proved": PROVED, "arithmetic": ARITHMETIC}
 FEWEST = 5  # seeds; from fewer there is no verdict on a sign or on sameness
+MANY = 40  # seeds; what they leave open needs another experiment
 LOST = 10  # times the loss of guessing: a run that ends above has diverged, finite or not
 LEVEL = 0.95  # of an interval, together over the checks of a claim
 FINAL = 0.1  # the share of a run over which "final" is the mean
@@ -448,6 +449,32 @@ def within(low: float, high: float, least: float, most: float) -> str:
     return CONTRADICTED if high < least or low > most else UNDECIDED
 
 
+def more_seeds(got: Measured, level: float, asks: str, least: float, most: float) -> str:
+    """Say how many seeds would decide a check, if mean and spread stay what they are.
+
+    Parameters
+    ----------
+    level
+        Of the interval.
+    asks
+        ``"better"``, ``"same"`` or ``"within"``.
+    least, most
+        The band; for ``"better"`` that of differences that do not matter.
+    """
+    middle = (got.low + got.high) / 2
+    if got.share or len(middle) < 2 or not np.isfinite(middle).all() or (got.low != got.high).any():
+        return ""
+    mean, spread = middle.mean(), middle.std(ddof=1)
+    away = [abs(mean - least), abs(mean - most)]
+    room = min(away)  # of the interval, inside the band or outside
+    if asks == "better":
+        room = max(abs(mean), room if least < mean < most else 0.0)
+    for count in range(len(middle) + 1, MANY + 1):
+        if stats.t.ppf((1 + level) / 2, count - 1) * spread / math.sqrt(count) < room:
+            return f"about {count} seeds would decide"
+    return f"{MANY} seeds would not decide"
+
+
 @dataclass(frozen=True)
 class Check:
     """One check's outcome.
@@ -550,6 +577,9 @@ def _check(paper: str, claim: dict[str, Any], check: dict[str, Any], out: Any) -
     wanted = max(FEWEST, settings.get("seeds", 0)) if claim["kind"] != "arithmetic" else 0
     if len(got.low) < wanted:
         outcome, why = UNDECIDED, f"{len(got.low)} seeds are fewer than {wanted}"
+    elif outcome == UNDECIDED:
+        ends = check["bounds"] if check["asks"] == "within" else (-s, s)
+        why = more_seeds(got, level, check["asks"], *ends)
     return Check(
         **told, measured=got.words(level), outcome=outcome, profile=profile, why=why,
         record=f"{check['experiment']}.{profile}", full=_full(record),
