@@ -18,7 +18,7 @@ import torch
 import fedlib
 from fedlib import datasets
 from fedlib.errors import FedlibError
-from fedlib.evidence import catalogue, claims, experiments, freshness, records
+from fedlib.evidence import catalogue, claims, experiments, freshness, records, tuning
 from fedlib.papers.job import Job
 from fedlib.papers.participation import study as studies
 
@@ -74,7 +74,8 @@ def again(name, out, **options):
 
 
 def test_every_kind_of_study_has_an_experiment():
-    kinds = {catalogue.settings(p, n, "smoke")["kind"] for p, n in NAMES}
+    settings = [catalogue.settings(p, n, "smoke") for p, n in NAMES]
+    kinds = {s.get("study", s["kind"]) for s in settings}  # tuning runs the study of another
     assert all(":" in kind and kind.startswith("fedlib.papers.") for kind in kinds)
     assert {n for p, n in NAMES if p == PAPER} >= {
         *("fig1", "fig2", "figB1", "figB2", "figD1", "figD2", "figD3"),
@@ -86,11 +87,13 @@ def test_every_kind_of_study_has_an_experiment():
 def test_smoke_record(paper, name, smoke):
     record = smoke(paper, name)
     m, s = record.manifest, catalogue.settings(paper, name, "smoke")
-    assert set(m) == MANIFEST and record.state.word == "fresh"
+    tunes, tuned = "tunes" in s, {"tuning"} if "tuned" in s else set()
+    assert set(m) == MANIFEST | tuned and record.state.word == "fresh"
     assert (m["paper"], m["experiment"], m["profile"]) == (paper, name, "smoke")
     assert m["settings"] == json.loads(json.dumps(s))
-    assert m["seeds"] == list(range(1, s["seeds"] + 1))
-    assert m["diverged"] == {} and {k: m[k] for k in ("code", "cards")} == freshness.now(s)
+    seeds = tuning.SEEDS if tunes else range(1, 100)
+    assert m["seeds"] == list(seeds[: s["seeds"]])
+    assert (tunes or m["diverged"] == {}) and {k: m[k] for k in ("code", "cards")} == freshness.now(s)
     assert m["versions"]["torch"] == torch.__version__ and m["wall_seconds"] >= 0
     assert re.fullmatch(r"[0-9a-f]{40}\+?|unknown", m["commit"])
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", m["date"])
@@ -105,9 +108,10 @@ def test_smoke_record(paper, name, smoke):
     frame = record.frame
     assert len(frame) and set(frame["seed"]) <= {0, *m["seeds"]} and not frame.duplicated().any()
     if paper == PAPER:
-        assert list(frame["run"].unique()) == [run["run"] for run in s["runs"]]
+        runs = list(frame["method" if tunes else "run"].unique())
+        assert runs == [run["run"] for run in s["runs"]]
         assert set(frame["seed"]) == ({0} if s["kind"].endswith(":toy") else set(m["seeds"]))
-        assert np.isfinite(frame["value"]).all()
+        assert tunes or np.isfinite(frame["value"]).all()
     loaded = records.load(paper, name, "smoke", smoke.out)
     pd.testing.assert_frame_equal(loaded.frame, frame)
     files = sorted(p.name for p in (smoke.out / paper).glob(f"*{name}.*"))
