@@ -618,7 +618,10 @@ def test_order_in_the_record_decides(tmp_path):
 def test_reproduced_needs_the_paper_s_data_and_scale(tmp_path):
     assert fig1(tmp_path, IDEAL, "paper")["verdict"] == claims.REPRODUCED
     assert fig1(tmp_path, IDEAL, "paper", fidelity="re-encoded")["verdict"] == claims.REDUCED
-    substitute = catalogue.settings(PAPER, "fig1-tuned", "paper") | {"dataset": "digits", "seeds": 5}
+    substitute = catalogue.settings(PAPER, "fig1-tuned", "paper") | {
+        "dataset": "digits",
+        "seeds": 5,
+    }
     assert fig1(tmp_path, IDEAL, "paper", settings=substitute)["verdict"] == claims.REDUCED
 
 

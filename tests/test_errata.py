@@ -110,6 +110,25 @@ def test_turns_that_grow_are_ergodic_but_not_uniformly():
         assert means.max() == 1, "somebody is alone in a whole interval"
 
 
+def test_a_run_can_choose_an_interval_that_evens_out():
+    """GFA-E20: with P = T^(3/4) the worst interval of a run goes to 1/2 each, with √T it does not.
+
+    By the derivation an interval is at most 2K times as uneven as the longest average from 0 on.
+    """
+    turns = np.repeat(np.arange(1, 1500) % 2, np.arange(1, 1500)).astype(float)
+    worst = []
+    for T in (10**4, 10**5, 10**6):
+        P = round(T**0.75)
+        K = T // P
+        means = turns[: K * P].reshape(K, P).mean(1)
+        far = np.abs(turns.cumsum() / np.arange(1, len(turns) + 1) - 0.5)[P - 1 : T].max()
+        worst.append(np.abs(means - 0.5).max())
+        assert worst[-1] <= 2 * K * far
+        rooted = turns[: int(T**0.5) ** 2].reshape(-1, int(T**0.5)).mean(1)
+        assert np.abs(rooted - 0.5).max() > 0.4
+    assert worst[0] > worst[1] > worst[2] and worst[2] < 0.02
+
+
 def test_table_d1_edges_and_integrated_steps():
     """GFA-E7: the grid is five decades down from the initial rate; a cycle is 500 rounds."""
     initial = {"FashionMNIST": 0.1, "CIFAR-10": 0.05}

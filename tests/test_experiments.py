@@ -93,7 +93,9 @@ def test_smoke_record(paper, name, smoke):
     assert m["settings"] == json.loads(json.dumps(s))
     seeds = tuning.SEEDS if tunes else range(1, 100)
     assert m["seeds"] == list(seeds[: s["seeds"]])
-    assert (tunes or m["diverged"] == {}) and {k: m[k] for k in ("code", "cards")} == freshness.now(s)
+    assert (tunes or m["diverged"] == {}) and {k: m[k] for k in ("code", "cards")} == freshness.now(
+        s
+    )
     assert m["versions"]["torch"] == torch.__version__ and m["wall_seconds"] >= 0
     assert re.fullmatch(r"[0-9a-f]{40}\+?|unknown", m["commit"])
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", m["date"])

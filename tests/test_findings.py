@@ -74,7 +74,7 @@ def test_without_a_record_there_is_no_answer(paper, tmp_path):
     ("old", "new", "message"),
     [
         ("A-C1", "A-C2", "claim in .*'A-C2'.*A-C1"),
-        ("one is better", "one is bettr", "Did you mean"),
+        ("one is better", "one is best", "check of A-C1"),
     ],
 )
 def test_a_finding_names_what_there_is(paper, old, new, message):

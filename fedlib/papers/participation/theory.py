@@ -1,4 +1,4 @@
-"""Every bound the book states, as a function, and estimators of the constants in it.
+"""The bounds of the chapter on participation, as functions, and estimators of their constants.
 
 Weights ``q`` carry clients on their last axis: ``q[..., N]``, rows summing to one. ``K[N, N]`` is
 the centred Gram matrix of the clients' gradients. Arrays may be torch tensors or numpy arrays;
