@@ -594,7 +594,8 @@ def fig1(tmp_path, losses, profile="quick", **manifest):
     accuracy = curves({r: 1 - v + noise for r, v in losses.items()}, "accuracy", "test")
     settings = catalogue.settings(PAPER, "fig1-tuned", profile) | {"seeds": 5}
     base = dict(
-        paper=PAPER, experiment="fig1-tuned", profile=profile, settings=settings, seeds=[1, 2, 3, 4, 5],
+        paper=PAPER, experiment="fig1-tuned", profile=profile, settings=settings,
+        seeds=[1, 2, 3, 4, 5],
         fidelity="canonical", data={"file": "hash"}, device="CPU", date="2026-05-04T03:02:01",
         commit="a" * 40, wall_seconds=1.0, diverged={}, versions={},
         instructions="AVX2", small=None,

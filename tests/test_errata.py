@@ -262,3 +262,11 @@ def test_the_bound_of_theorem_1_is_blind_to_clients():
         improved = tiers.theorem_1_independent(**known, **step, clients=[K, K])
         assert improved["noise"] == pytest.approx(printed["noise"] / K)
         assert improved["drift"] == pytest.approx(printed["drift"])
+
+
+def test_the_variance_of_least_squares_grows_with_the_distance():
+    """TDCD-E10: rows (1, 0) and (0, 1), targets 0: gradients are (a, 0) and (0, b) at (a, b)."""
+    for far in (1.0, 2.0, 10.0):
+        gradients = np.array([[far, 0.0], [0.0, far]])
+        spread = ((gradients - gradients.mean(0)) ** 2).sum(1).mean()
+        assert spread == pytest.approx(far**2 / 2)

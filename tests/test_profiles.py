@@ -24,7 +24,7 @@ CASES = [
 ]
 SHORT = dict(
     rounds=1, warmup_rounds=0, compression=1, evaluate_on=20, evaluate_every=1, looks=1, steps=1,
-    ticks=1, rounds_grid=[16], seeds=1, local_steps=1, grid=[1e-3],
+    ticks=1, rounds_grid=[256], seeds=1, local_steps=1, grid=[1e-3],
 )  # fmt: skip
 FEW = dict(clients=2, clients_grid=[2], batch_size=4, samples=40)  # for copies of a whole ResNet
 COHORT = dict(clients=20, cohort=2)

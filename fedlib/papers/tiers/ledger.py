@@ -56,9 +56,10 @@ def hub_messages(
 ) -> list[Message]:
     """Return every array of the round that a hub of the first run has under way.
 
-    A hub that waits for nobody cannot know which rows the others will draw. So its clients embed
-    all rows they hold with the new average, and it publishes the whole table ``[M, E]``. The
-    average is already with the clients when the next round begins.
+    A hub knows every other hub's minibatches from the shared seed, but not how many rounds they
+    will do before it publishes again. We take the simplest way out: its clients embed all rows they
+    hold with the new average, and it publishes the whole table ``[M, E]``. The average is already
+    with the clients when the next round begins.
     """
     out: list[Message] = []
     count, name, P = int(state.rounds[0, hub]), f"hub {hub}", task.models[hub].size

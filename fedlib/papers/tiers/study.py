@@ -227,7 +227,8 @@ def theorem(job: Job[Theorem]) -> Outcome:
 
     All constants are known: rows have norm one, so the loss is ``λ_max/4``-smooth with
     ``λ_max`` of the mean outer product, every minibatch block gradient is 1/4-smooth at most, and
-    ``Σ_j σ_j² <= 1/B``. The step is ``η = 1/(Q √R)``, as in the paper's Remark 5.
+    ``Σ_j σ_j² <= 1/B``. The step is ``η = 2/(Q √R max(L, L_max))``, of the form of the paper's
+    Remark 5; the constant is ours, the largest that the theorem allows at R = 256.
     """
     s, rows, B, Q = job.settings, [], 4, job.settings["Q"]
     rng = stream(0, "theorem")
@@ -240,7 +241,7 @@ def theorem(job: Job[Theorem]) -> Outcome:
     )  # fmt: skip
     L = float(np.linalg.eigvalsh(x.T @ x / 512).max()) / 4
     for R in s["rounds_grid"]:
-        lr, squares = 1 / (Q * np.sqrt(R)), []
+        lr, squares = 2 / (Q * np.sqrt(R) * max(L, 0.25)), []
         algorithm = TDCD(lr, Q, B)
         state = algorithm.init(task, job.seeds)
         for _ in tqdm(range(R), desc=f"R = {R}", disable=not job.progress):

@@ -1,6 +1,6 @@
 """Every bound of the tiers paper that the book states, as a function.
 
-Paper names: eta = ``lr``, Q = local steps, script F = ``gap``, R = ``rounds``.
+Paper names: eta = ``lr``, Q = local steps, R = ``rounds``; Δ (ours) = ``gap``.
 
 Source: Das, Castiglia, Wang and Patterson, *Cross-Silo Federated Learning for Multi-Tier Networks
 with Vertical and Horizontal Data Partitioning*, ACM TIST 2022.
@@ -154,7 +154,9 @@ def drift_share(*, L_max: float, lr: float, Q: int) -> float:
     about ``lr Q L_max / 2`` for many small ones.
     """
     a = lr * L_max
-    return ((1 + a) ** Q - 1) / (a * Q) - 1 if a > 0 else 0.0
+    if a * Q < 1e-5:  # by its series: the closed form would lose its digits
+        return (Q - 1) * a / 2 * (1 + (Q - 2) * a / 3)
+    return math.expm1(Q * math.log1p(a)) / (a * Q) - 1
 
 
 def theorem_1_sharper(
