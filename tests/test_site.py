@@ -17,7 +17,7 @@ import build
 import pytest
 
 from fedlib import paths
-from fedlib.evidence import claims
+from fedlib.evidence import claims, findings
 
 PAGES = build.toc_pages()
 SCHEMES = {"light": False, "dark": True}
@@ -207,6 +207,19 @@ def test_the_front_page_counts_the_verdicts(html):
         for verdict, count in claims.count(rows).items():
             shown = re.search(rf"(\d+) {verdict}", line)
             assert (int(shown.group(1)) if shown else 0) == count
+
+
+@pytest.mark.parametrize("paper", findings.papers())
+def test_what_was_found_stands_on_both_pages_and_leads_to_its_claims(paper, html):
+    chapter = paths.about(paths.paper_folder(paper))["chapter"]
+    page = (html / "notebooks" / chapter / "3_reproduce.html").read_text("utf-8")
+    box = page[page.index("tag_found") :]
+    box, front = box[: box.index("</ul>")], (html / "book" / "index.html").read_text("utf-8")
+    for row in findings.answers(paper):
+        place = f'scoreboard.html#{row.claim.lower()}"'
+        for text, seen in ((box, True), (front, row.front)):
+            assert (letters(row.question) in letters(unescape(text))) == seen
+            assert not seen or letters(row.answer) in letters(text_of(text)) and place in text
 
 
 def letters(text: str) -> str:
