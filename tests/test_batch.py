@@ -190,9 +190,9 @@ def test_jobs_that_differ_in_seeds_and_runs_are_one_unit(march):
 
 def test_what_may_be_joined_is_what_is_padded_alike():
     """Rows of unequal length are padded to the longest beside them, and rounded otherwise."""
-    tiers = FIG1 | {"paper": "tiers", "experiment": "fig9", "steps": 20}
+    tiers = FIG1 | {"paper": "tiers", "experiment": "waiting", "ticks": 2}
     tiers.pop("rounds")
-    axes = {"N=4, paper.lr": [0.1, 0.5], "seed": [1, 2]}
+    axes = {"waiting, one slow silo.slow": [2.0, 5.0], "seed": [1, 2]}
     plan = batch.plan(batch.read({"set": tiers, "grid": axes}))
     assert sorted((len(unit.variants), unit.seeds) for unit in plan) == [(2, (1,)), (2, (2,))]
     come_and_go = FIG1 | {"process": "markov", "on": 0.1, "off": 0.4}
@@ -233,8 +233,8 @@ def test_every_shard_has_a_share_whatever_the_workers_of_others(march, axes):
     [
         (FIG1, {"amplified.lr": [1e-5, 1e-1], "seed": [3, 4]}),
         (FIG1, {"lr": [1e-4, 1e-3], "seeds": [[1, 2], [5, 6]]}),
-        (FIG1 | {"paper": "tiers", "experiment": "fig9", "steps": 20, "evaluate_every": 10},
-         {"N=4, paper.lr": [0.1, 0.5], "seed": [1, 2]}),
+        (FIG1 | {"paper": "tiers", "experiment": "waiting", "ticks": 2},
+         {"waiting, one slow silo.slow": [2.0, 5.0], "seed": [1, 2]}),
         (FIG1 | {"experiment": "figB1"}, {"gamma=0.5.lr": [0.1, 0.2], "seed": [1, 2]}),
     ],
     ids=["rates and seeds", "several seeds a job", "tiers", "no chance"],
@@ -274,7 +274,7 @@ def test_the_plan_tells_time_and_memory():
         (Path(catalogue.paths.paper_folder("participation")) / "results" / "fig1.quick.json")
         .read_text()
     )  # fmt: skip
-    assert row["about"] == f"{round(held['wall_seconds'] * 2 / 5)} s"
+    assert row["about"] == f"{round(held['wall_seconds'] * 2 / len(held['seeds']))} s"
     assert row["GB"] == f"{0.5 + 2 * 4 * 70_000 * 784 / 1e9:.1f}" and row["jobs"] == 2
 
 

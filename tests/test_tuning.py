@@ -100,13 +100,13 @@ def paper(tmp_path, monkeypatch):
     """Add two experiments to the participation paper: rates, and one that uses them."""
     table = json.loads(json.dumps(catalogue._table("participation")))
     runs = [dict(run="plain", algorithm="fedavg")]
-    table["rates"] = dict(
+    table["grid"] = dict(
         where="", title="", kind="fedlib.evidence.tuning:grid", tunes="lr", grid=[0.01, 0.1, 1.0],
         study="fedlib.papers.participation.study:training", runs=runs, seeds=2,
     )  # fmt: skip
-    table["tuned"] = dict(where="", title="", tuned="rates",
+    table["tuned"] = dict(where="", title="", tuned="grid",
                           runs=[runs[0] | dict(lr="tuned", compress_lr=False)])  # fmt: skip
-    for name in ("rates", "tuned"):
+    for name in ("grid", "tuned"):
         table[name]["process"] = "independent"
         table[name]["smoke"] = dict(rounds=1000, compression=50, warmup_rounds=2)
     monkeypatch.setattr(catalogue, "_table", lambda name: table)
@@ -114,20 +114,20 @@ def paper(tmp_path, monkeypatch):
 
 
 def test_a_tuned_experiment_says_where_its_values_come_from(paper):
-    with pytest.raises(records.MissingRecord, match="participation rates"):
+    with pytest.raises(records.MissingRecord, match="participation grid"):
         experiments.run("participation", "tuned", "smoke", out=paper, progress=False)
-    rates = experiments.run("participation", "rates", "smoke", out=paper, progress=False)
+    rates = experiments.run("participation", "grid", "smoke", out=paper, progress=False)
     assert rates.manifest["seeds"] == [1001, 1002]
     assert {"training", "grid"} <= rates.manifest["code"].keys(), "both studies count"
     made = experiments.run("participation", "tuned", "smoke", out=paper, progress=False)
     told = made.manifest["tuning"]
-    assert told["record"] == "rates.smoke" and told["rows"] == rates.manifest["rows"]
+    assert told["record"] == "grid.smoke" and told["rows"] == rates.manifest["rows"]
     at = tuning.table(rates.frame)["at"].tolist()
     assert list(told["chosen"].values()) == at
     assert made.state.word == "fresh"
     changed = rates.frame.assign(value=rates.frame["value"] + 1)
     records.save(paper, changed, rates.manifest)
-    assert made.state == ("stale", "Tuning has changed: rates.smoke.")
+    assert made.state == ("stale", "Tuning has changed: grid.smoke.")
 
 
 def test_seeds_of_tuning_and_of_evaluation_are_kept_apart(paper):
@@ -137,7 +137,7 @@ def test_seeds_of_tuning_and_of_evaluation_are_kept_apart(paper):
 
 def test_tuning_takes_no_seed_of_evaluation(paper):
     with pytest.raises(FedlibError, match=r"seeds of its own, 1001, .*got \[1, 2\]"):
-        experiments.run("participation", "rates", "smoke", seeds=[1, 2], out=paper)
+        experiments.run("participation", "grid", "smoke", seeds=[1, 2], out=paper)
 
 
 def test_a_study_that_is_not_there_is_named():

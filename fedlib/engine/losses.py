@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from scipy import stats
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -96,12 +95,12 @@ def auroc(out: Tensor, y: Tensor) -> Tensor:
     y
         Classes 0 and 1, ``[B]``.
     """
-    ones = (y == 1).numpy()
-    ranks = stats.rankdata(out.double().numpy(), axis=1)[:, ones].sum(1)
-    n, m = ones.sum(), (~ones).sum()
-    if not n * m:
-        return torch.full((len(out),), 0.5, dtype=torch.float64)
-    return torch.from_numpy((ranks - n * (n + 1) / 2) / (n * m))
+    ordered, out = out.sort(1).values, out.contiguous()
+    below, upto = (torch.searchsorted(ordered, out, right=right) for right in (False, True))
+    ones = (y == 1).double()
+    n, m = ones.sum(), (1 - ones).sum()
+    ranks = ((below + upto + 1) / 2 * ones).sum(1)
+    return torch.where(n * m > 0, (ranks - n * (n + 1) / 2) / (n * m), 0.5)
 
 
 def check_targets(loss_name: str, y: Tensor, outputs: int, split: str = "train") -> None:

@@ -79,7 +79,15 @@ class TieredTask:
         if test_features is not None:
             self.test_x = [as_features(x, device, "test features") for x in test_features]
             self.test_y = as_targets(test_labels, device, "test")
-        self._check(splits)
+        self.splits = {
+            seed: [[np.asarray(part) for part in silo] for silo in held]
+            for seed, held in splits.items()
+        }
+        self._check()
+        self.splits = {
+            seed: [[part.astype(np.int64) for part in silo] for silo in held]
+            for seed, held in self.splits.items()
+        }
         self.K = [len(silo) for silo in next(iter(self.splits.values()))]
         if any([len(silo) for silo in held] != self.K for held in self.splits.values()):
             raise FedlibError("Every seed's split needs as many clients in each silo.")
@@ -113,7 +121,7 @@ class TieredTask:
             )
         return self._owners[seed]
 
-    def _check(self, splits: Mapping[int | None, Rows]) -> None:
+    def _check(self) -> None:
         M = len(self.y)
         for model in self.models:
             if not isinstance(model, Model):
@@ -129,7 +137,8 @@ class TieredTask:
                     f"Silo {j} has {len(x)} rows, the labels {M}. Silos must hold the same samples "
                     "in the same order; join them by id first."
                 )
-        self.splits = {seed: self._checked_rows(held) for seed, held in splits.items()}
+        for held in self.splits.values():
+            self._check_rows(held)
         if len(set(self.widths)) > 1:
             raise FedlibError(
                 f"Embedding widths {self.widths} differ between silos. They are summed, so all "
@@ -153,9 +162,9 @@ class TieredTask:
         for j, (x, test) in enumerate(zip(self.x, self.test_x, strict=True)):
             check_alike(x, test, f"test features of silo {j}")
 
-    def _checked_rows(self, rows: Rows) -> list[list[np.ndarray]]:
-        """Return row numbers as int64, having refused what is not a split of all rows."""
-        M, rows = len(self.y), [[np.asarray(part) for part in silo] for silo in rows]
+    def _check_rows(self, rows: Rows) -> None:
+        """Refuse what is not a split of all rows."""
+        M = len(self.y)
         if wrong := [p.dtype for silo in rows for p in silo if p.dtype.kind not in "iu"]:
             raise FedlibError(f"Clients' rows are whole numbers; got an array of type {wrong[0]}.")
         for j, silo in enumerate(rows):
@@ -165,7 +174,6 @@ class TieredTask:
                     f"Silo {j}: its clients hold {len(np.unique(held))} of {M} rows in "
                     f"{len(held)} places. Each row needs exactly one client in every silo."
                 )
-        return [[part.astype(np.int64) for part in silo] for silo in rows]
 
     def to(self, device: str | torch.device) -> TieredTask:
         """Return the same task with its data on a device."""
@@ -251,5 +259,5 @@ class TieredTask:
         out, y = torch.cat(outs, 1), y[keep]
         found = values(tally(self.loss_name, out, y.expand(len(theta), *y.shape)).cpu(), len(keep))
         if self.loss_name == "logistic":
-            found["auroc"] = auroc(out.squeeze(-1).cpu(), y.cpu())
+            found["auroc"] = auroc(out.squeeze(-1), y).cpu()
         return found
