@@ -432,6 +432,25 @@ def test_interrupted_and_taken_up_again(march, tmp_path, how):
     assert one.read_bytes() == other.read_bytes()
 
 
+def command_lines(group: int) -> str:
+    shown = subprocess.run(
+        ["ps", "-axww", "-o", "pgid=", "-o", "args="], capture_output=True, text=True, check=True
+    )  # fmt: skip
+    return "\n".join(line for line in shown.stdout.splitlines() if line.split()[0] == str(group))
+
+
+@pytest.mark.slow
+def test_interrupted_while_workers_begin_it_says_one_line(march, tmp_path):
+    write(tmp_path, MARCH)
+    running = start(tmp_path, "--workers", "2")
+    until(lambda: "spawn_main" in command_lines(running.pid))
+    time.sleep(0.3)  # they are importing
+    os.killpg(running.pid, signal.SIGINT)
+    said = running.communicate(timeout=30)[0]
+    assert running.returncode == 130
+    assert said == "Interrupted. Run the same command again to go on.\n"
+
+
 def test_commands(march, tmp_path):
     call = CliRunner().invoke
     write(tmp_path, MARCH.replace('"a", "b", "c", "d", "e"', '"a", "broken"'))

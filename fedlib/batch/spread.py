@@ -123,18 +123,20 @@ def _left(unit: Unit, folder: Path, retry: bool) -> list[Unit]:
 
 def _processes(units: Sequence[Unit], folder: Path, workers: int, threads: int) -> Finished:
     """Spread units over processes. One that dies takes its unit with it, and nothing else."""
-    import multiprocessing
+    import multiprocessing.resource_tracker
 
     from pebble import ProcessExpired, ProcessPool
 
     few = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+    multiprocessing.resource_tracker.ensure_running()  # its start would let Ctrl-C through
     with _environment(few), _no_main():
         pool = ProcessPool(
             min(workers, len(units)), initializer=_begin, initargs=[threads, folder],
             context=multiprocessing.get_context("spawn"),
         )  # fmt: skip
         try:
-            waiting = {pool.schedule(_alone, args=[unit, folder]): unit for unit in units}
+            with _deaf():
+                waiting = {pool.schedule(_alone, args=[unit, folder]): unit for unit in units}
             for future in _as_they_come(waiting):
                 unit = waiting[future]
                 try:
@@ -145,6 +147,16 @@ def _processes(units: Sequence[Unit], folder: Path, workers: int, threads: int) 
         finally:
             pool.stop()
             pool.join()
+
+
+@contextlib.contextmanager
+def _deaf() -> Iterator[None]:
+    """Keep Ctrl-C from threads and processes that are started here; it waits for the end."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextlib.contextmanager
@@ -175,6 +187,7 @@ def _begin(threads: int, folder: Path) -> None:
     import torch
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     with (folder / LOG).open("ab") as log:
         os.dup2(log.fileno(), 2)
     torch.set_num_threads(threads)
