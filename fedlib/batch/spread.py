@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 import tempfile
+import threading
 import types
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -81,6 +82,8 @@ def run(
     """
     if workers < 1 or threads < 1:
         raise FedlibError(f"At least one worker and one thread; got {workers} and {threads}.")
+    if ray and workers > 1:
+        raise FedlibError("--ray takes the place of --workers: give one of the two.")
     jobs = grids.read(grid, changes)
     folder = files.make_folder(expand(out, "The folder").absolute())
     todo = plan(jobs, workers, shard)
@@ -90,7 +93,7 @@ def run(
         store.keep(folder, jobs)
         if ray:
             todo = plan(jobs, stack.enter_context(_joined(ray, threads)), shard)
-        left = [part for unit in todo for part in _left(unit, folder, retry)]
+        left = [part for unit in todo for part in remaining(unit, folder, retry)]
         found: Finished = iter(())
         if left and ray:
             found = _cluster(left, folder, threads)
@@ -100,6 +103,9 @@ def run(
         total = sum(len(unit.jobs) for unit in left)
         with tqdm(total=total, disable=not progress, unit="job", desc="batch") as bar:
             for told in found:
+                first = work.DONE in told.values() and not counts[work.DONE]
+                if first and (lacking := store.lacking(folder)):
+                    bar.write(lacking, file=sys.stderr)
                 counts.update(told.values())
                 bar.set_postfix(counts)
                 bar.update(len(told))
@@ -110,7 +116,7 @@ def run(
     return table
 
 
-def _left(unit: Unit, folder: Path, retry: bool) -> list[Unit]:
+def remaining(unit: Unit, folder: Path, retry: bool) -> list[Unit]:
     """Return what of a unit is to be run; a job that failed is tried again by itself."""
     states = {job: work.state(folder, job)["status"] for job in unit.jobs}
     waiting = tuple(job for job, state in states.items() if state == work.WAITING)
@@ -191,6 +197,7 @@ def _begin(threads: int, folder: Path) -> None:
     with (folder / LOG).open("ab") as log:
         os.dup2(log.fileno(), 2)
     torch.set_num_threads(threads)
+    tqdm.set_lock(threading.RLock())  # its own has a semaphore, which a stopped process leaves
 
 
 def _alone(unit: Unit, folder: Path) -> dict[str, str]:
