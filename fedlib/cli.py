@@ -303,17 +303,42 @@ def batch_run(
     """
     from fedlib import batch
     from fedlib.batch.grid import values
+    from fedlib.batch.spread import remaining
     from fedlib.batch.units import describe, plan
 
     given = values(changes or [])
     if dry_run:
-        _print(describe(plan(batch.read(grid, given), workers, shard)), False)
+        todo = plan(batch.read(grid, given), workers, shard)
+        left = [part for unit in todo for part in remaining(unit, out, retry)]
+        if left:
+            _print(describe(left), False)
+        every, some = (sum(len(unit.jobs) for unit in units) for units in (todo, left))
+        typer.echo(f"{some} of {every} jobs to run; the others are done, or failed without --retry"
+                   if some < every else f"{every} jobs to run")  # fmt: skip
         return
     table = batch.run(grid, out, workers, threads, ray, shard, retry, given, sys.stderr.isatty())
     _told(table)
+    _lacking(out)
     typer.echo(f"Wrote {out / 'jobs.csv'}")
     if (table["status"] == "failed").any():
         raise typer.Exit(1)
+
+
+def _lacking(folder: Path) -> None:
+    """Say when records lack the headline."""
+    from fedlib.batch import store
+
+    if told := store.lacking(folder):
+        typer.echo(told, err=True)
+
+
+def _share(folder: Path) -> str:
+    """Return how many jobs of a batch are done, unless all are."""
+    from fedlib.batch import store
+
+    status = store.table(folder)["status"]
+    done = int((status == "done").sum())
+    return "" if done == len(status) else f": {done} of {len(status)} jobs"
 
 
 def _told(table: Any) -> None:
@@ -329,13 +354,18 @@ def _told(table: Any) -> None:
 @batch_app.command("status")
 def batch_status(folder: Folder, as_json: Json = False) -> None:
     """Show every job: its values, whether it is done, how long it took, its headline."""
-    from fedlib import batch
+    from fedlib.batch import store
 
-    table = batch.status(folder)
+    table = store.table(folder)
     if as_json:
         _print(json.loads(table.to_json(orient="records")), True)
     else:
         _told(table)
+        _lacking(folder)
+    try:
+        store.write(folder, table)
+    except FedlibError:
+        typer.echo(f"Note: {folder} cannot be written, so its jobs.csv stays as it was.", err=True)
 
 
 @batch_app.command("collect")
@@ -343,7 +373,7 @@ def batch_collect(folder: Folder) -> None:
     """Put the rows of all finished jobs into one table, manifests beside it."""
     from fedlib import batch
 
-    typer.echo(f"Wrote {batch.collect(folder)}")
+    typer.echo(f"Wrote {batch.collect(folder)}{_share(folder)}")
 
 
 @batch_app.command("plot")
@@ -364,8 +394,9 @@ def batch_plot(
     try:
         figure.savefig(target)
     except (OSError, ValueError) as error:
-        raise FedlibError(f"Cannot draw {target}: {error}.") from error
-    typer.echo(f"Wrote {target}")
+        why = getattr(error, "strerror", None) or error
+        raise FedlibError(f"Cannot draw {target}: {why}.") from error
+    typer.echo(f"Wrote {target}{_share(folder)}")
 
 
 @data_app.command("list")

@@ -142,6 +142,26 @@ def test_an_axis_that_is_set_has_that_value(march):
     assert {job.seeds for job in jobs} == {(7,)}
 
 
+def test_an_axis_takes_one_value_from_the_command_line(march):
+    with pytest.raises(FedlibError, match=r"the axis 'pause' one value.*\[grid\]"):
+        batch.read({"set": FAR, "grid": {"pause": [0.1, 0.2]}}, grids.values(["pause=1,2"]))
+    (job,) = batch.read({"set": FAR, "grid": {"seeds": [[1, 2]]}}, {"seeds": [4, 5]})
+    assert job.seeds == (4, 5)
+
+
+def test_listed_jobs_are_beside_those_of_the_grid(march, tmp_path):
+    listed = [{"rate": 9.0, "pause": 0.01}, {"rate": 1.0, "seed": 7}]
+    page = {"set": FAR | {"seed": 3}, "grid": {"rate": [1.0, 2.0]}, "job": listed}
+    jobs = batch.read(page)
+    assert [(job.axes["rate"], job.seeds) for job in jobs] == [
+        (1.0, (3,)), (2.0, (3,)), (9.0, (3,)), (1.0, (7,)),
+    ]  # fmt: skip
+    table = batch.run(page, tmp_path / "out", progress=False)
+    assert list(table.columns[1:4]) == ["rate", "seed", "pause"] and len(table) == 4
+    found = pd.read_csv(batch.collect(tmp_path / "out"))
+    assert list(found.columns[:4]) == ["job", "rate", "axis seed", "pause"]
+
+
 def test_values_of_a_command_line():
     words = ["lr=.01", "seeds=[4, 5]", "aligned=true", "name=fig1", "a=b.lr=1e-3"]
     assert grids.values(words) == {
@@ -157,6 +177,9 @@ def test_values_of_a_command_line():
         ({"set": FAR, "grid": {"rate": 3}}, ["'rate' is 3", "array"]),
         ({"set": FAR, "grid": {"raet": [1.0]}}, ["'raet'", "Did you mean 'rate'"]),
         ({"set": FAR, "grid": {"fats.rate": [1.0]}}, ["run 'fats'", "Did you mean 'fast'"]),
+        ({"set": FAR, "grid": {"raet": [1.0]}}, ["The grid: unknown key 'raet'"]),
+        ({"set": FAR, "grid": {"rate": [1.0, 2.0, 1.0]}}, ["'rate' has 1.0 twice"]),
+        ({"set": FAR | {"rate": 1.0}, "grid": {"rate": [2.0]}}, ["'rate'", "both in [set]"]),
         ({"set": FAR, "grid": {"rate": [-1.0]}}, ["'rate' is -1.0", "greater than 0"]),
         ({"set": FAR | {"experiment": "fra"}}, ["'fra'", "Did you mean 'far'"]),
         ({"set": {"paper": "march"}}, ["neither a notebook nor the experiment"]),
@@ -274,8 +297,18 @@ def test_the_plan_tells_time_and_memory():
         (Path(catalogue.paths.paper_folder("participation")) / "results" / "fig1.quick.json")
         .read_text()
     )  # fmt: skip
-    assert row["about"] == f"{round(held['wall_seconds'] * 2 / len(held['seeds']))} s"
+    shorter = FIG1["rounds"] / held["settings"]["rounds"]
+    assert row["about"] == f"{round(held['wall_seconds'] * 2 / len(held['seeds']) * shorter)} s"
     assert row["GB"] == f"{0.5 + 2 * 4 * 70_000 * 784 / 1e9:.1f}" and row["jobs"] == 2
+
+
+def test_time_follows_the_rounds():
+    def seconds(rounds):
+        page = {"set": FIG1 | {"profile": "quick", "rounds": rounds}}
+        return units.estimate(batch.plan(batch.read(page))[0])[0]
+
+    usual = catalogue.settings("participation", "fig1", "quick")["rounds"]
+    assert seconds(3 * usual) == pytest.approx(3 * seconds(usual))
 
 
 # --- running --------------------------------------------------------------------------------------
@@ -364,6 +397,50 @@ print(table["status"].tolist())
         assert done.stdout.split("\n")[:2] == ["begun", "['done']"]
 
 
+def test_a_worker_makes_nothing_that_it_could_leave_behind(tmp_path):
+    script = f"""
+import multiprocessing, pathlib
+from multiprocessing import resource_tracker
+multiprocessing.set_start_method("spawn")
+from fedlib.batch.spread import _begin
+from tqdm.auto import tqdm
+_begin(1, pathlib.Path({str(tmp_path)!r}))
+resource_tracker.register = lambda *what: print("made", what)
+list(tqdm(range(2), disable=True))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == ""
+
+
+def test_a_headline_that_there_is_not_is_told(march, tmp_path, capsys):
+    page = {"set": FAR, "grid": {"rate": [1.0, 2.0]}, "headline": {"metric": "lss"}}
+    table = batch.run(page, tmp_path / "out", progress=False)
+    words = "[headline]: run 'slow' has no train lss. It has: train loss."
+    assert table["headline"].isna().all() and capsys.readouterr().err.count(words) == 1
+    assert words in CliRunner().invoke(app, ["batch", "status", str(tmp_path / "out")]).stderr
+    with pytest.raises(FedlibError, match="no train lss"):
+        batch.plot(tmp_path / "out")
+
+
+def test_a_folder_that_cannot_be_written_can_be_looked_at(march, tmp_path, monkeypatch):
+    page, call = {"set": FAR, "grid": {"rate": [1.0, 2.0]}}, CliRunner().invoke
+    batch.run(page, tmp_path / "out", progress=False)
+
+    def refuse(path, content):
+        raise FedlibError(f"Cannot write to {path}.")
+
+    monkeypatch.setattr(store.files, "publish", refuse)
+    looked = call(app, ["batch", "status", str(tmp_path / "out")])
+    assert looked.exit_code == 0 and "2 done" in looked.stdout and "Note:" in looked.stderr
+    drawn = call(app, ["batch", "plot", str(tmp_path / "out"), "--out", str(tmp_path / "a.svg")])
+    assert drawn.exit_code == 0 and (tmp_path / "a.svg").is_file()
+    nowhere = str(tmp_path / "no" / "a.svg")
+    missed = call(app, ["batch", "plot", str(tmp_path / "out"), "--out", nowhere])
+    assert missed.exit_code == 2 and "Errno" not in missed.stderr
+
+
 def test_two_of_the_same_batch_refuse_each_other(march, tmp_path):
     page, out = {"set": FAR, "grid": {"pause": [0.0, 0.1]}}, tmp_path / "out"
     out.mkdir()
@@ -432,25 +509,60 @@ def test_interrupted_and_taken_up_again(march, tmp_path, how):
     assert one.read_bytes() == other.read_bytes()
 
 
+def command_lines(group: int) -> str:
+    shown = subprocess.run(
+        ["ps", "-axww", "-o", "pgid=", "-o", "args="], capture_output=True, text=True, check=True
+    )  # fmt: skip
+    return "\n".join(line for line in shown.stdout.splitlines() if line.split()[0] == str(group))
+
+
+@pytest.mark.slow
+def test_interrupted_while_workers_begin_it_says_one_line(march, tmp_path):
+    write(tmp_path, MARCH)
+    running = start(tmp_path, "--workers", "2")
+    until(lambda: "spawn_main" in command_lines(running.pid))
+    time.sleep(0.3)  # they are importing
+    os.killpg(running.pid, signal.SIGINT)
+    said = running.communicate(timeout=30)[0]
+    assert running.returncode == 130
+    assert said == "Interrupted. Run the same command again to go on.\n"
+
+
 def test_commands(march, tmp_path):
     call = CliRunner().invoke
     write(tmp_path, MARCH.replace('"a", "b", "c", "d", "e"', '"a", "broken"'))
     grid, out = str(tmp_path / "grid.toml"), str(tmp_path / "out")
     plan = call(app, ["batch", "run", grid, "--out", out, "--dry-run"])
     assert plan.exit_code == 0 and "march far.smoke" in plan.stdout
+    assert "\n4 jobs to run" in plan.stdout
     assert not Path(out).exists()
     ran = call(app, ["batch", "run", grid, "--out", out, "--set", "pause=0"])
     assert ran.exit_code == 1 and "2 done, 2 failed" in ran.stdout
     assert "ValueError: out of breath" in ran.stdout
+    again = ["batch", "run", grid, "--out", out, "--set", "pause=0", "--dry-run"]
+    assert call(app, again).stdout.startswith("0 of 4 jobs to run")
+    assert "\n2 of 4 jobs to run" in call(app, [*again, "--retry"]).stdout
     told = json.loads(call(app, ["batch", "status", out, "--json"]).stdout)
     assert [row["status"] for row in told] == ["done", "failed", "done", "failed"]
     assert [row["rate"] for row in told] == [1.0, 1.0, 2.0, 2.0]
-    assert call(app, ["batch", "collect", out]).stdout.strip().endswith("store/rows.csv.gz")
+    assert (
+        call(app, ["batch", "collect", out])
+        .stdout.strip()
+        .endswith("store/rows.csv.gz: 2 of 4 jobs")
+    )
     drawn = call(app, ["batch", "plot", out])
+    assert drawn.stdout.strip().endswith("headline.svg: 2 of 4 jobs")
     assert drawn.exit_code == 0 and (tmp_path / "out" / "headline.svg").stat().st_size > 5000
     assert call(app, ["batch", "plot", out, "--x", "raet"]).exit_code == 2
+    twice = call(app, ["batch", "plot", out, "--x", "rate", "--by", "rate"])
+    assert twice.exit_code == 2 and "both 'rate'" in twice.stderr
+    two = call(app, ["batch", "run", grid, "--out", out, "--ray", "auto", "--workers", "2"])
+    assert two.exit_code == 2 and "--ray takes the place of --workers" in two.stderr
+    absent = call(app, ["batch", "run", f"{grid}x", "--out", out])
+    assert absent.exit_code == 2 and "There is no file" in absent.stderr
     wrong = call(app, ["batch", "status", str(tmp_path)])
     assert wrong.exit_code == 2 and "is no folder of a batch" in wrong.stderr
+    assert "Errno" not in wrong.stderr
 
 
 def test_one_experiment_with_other_settings(march, tmp_path):
@@ -509,8 +621,15 @@ def test_notebooks_are_jobs_too(notebook):
     assert "too fast" in (homes[1] / "error.txt").read_text()
     with pytest.raises(FedlibError, match=r"'rl'\. Did you mean 'lr'"):
         batch.read({"notebook": str(notebook / "a.ipynb"), "grid": {"rl": [1]}})
-    with pytest.raises(FedlibError, match="no rows to collect"):
+    with pytest.raises(FedlibError, match="are notebooks, which have no rows"):
         batch.collect(notebook / "out")
+
+
+@pytest.mark.parametrize("text", ["no JSON", "{}", "[1]"])
+def test_what_is_no_notebook_is_told(tmp_path, text):
+    (tmp_path / "a.ipynb").write_text(text)
+    with pytest.raises(FedlibError, match=r"a\.ipynb is no Jupyter notebook"):
+        batch.read({"notebook": str(tmp_path / "a.ipynb")})
 
 
 def test_another_notebook_is_another_job(notebook):

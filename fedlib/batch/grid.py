@@ -35,7 +35,7 @@ class Grid(Page):
     notebook: NotRequired[str]  # a path, from the grid's file; without it, jobs are experiments
     set: NotRequired[dict[str, Any]]  # the same for all jobs
     grid: NotRequired[dict[str, list[Any]]]  # every value with every value
-    job: NotRequired[list[dict[str, Any]]]  # or jobs one by one, each with the grid
+    job: NotRequired[list[dict[str, Any]]]  # jobs one by one, beside those of the grid
     headline: NotRequired[Headline]
 
 
@@ -106,22 +106,43 @@ def read(
         page = conform(dict(grid), Grid, told)
     else:
         home, told = Path(grid).parent, str(grid)
+        if not Path(grid).is_file():
+            raise FedlibError(f"There is no file {grid}.")
         page = read_toml(Path(grid), Grid)
-    axes = page.get("grid", {})
+    axes, same, changes = page.get("grid", {}), page.get("set", {}), dict(changes or {})
     if empty := [name for name, values in axes.items() if not values]:
         raise FedlibError(f"{told}: the axis '{empty[0]}' has no values.")
+    _one_way_only(axes, same, changes, told)
+    listed = page.get("job", [])
+    crossed = [dict(zip(axes, v, strict=True)) for v in itertools.product(*axes.values())]
+    names = dict.fromkeys([*axes, *(name for own in listed for name in own)])
     found: dict[str, BatchJob] = {}
-    for own in page.get("job", [{}]):
-        for values in itertools.product(*axes.values()):
-            chosen = dict(zip(axes, values, strict=True)) | own
-            given = page.get("set", {}) | chosen | dict(changes or {})
-            chosen = {name: given[name] for name in chosen}
-            if "notebook" in page:
-                job = _notebook(home / page["notebook"], given, chosen)
-            else:
-                job = _experiment(given, chosen, page.get("headline", {}), told)
-            found.setdefault(job.id, job)
+    for own in [*(crossed if axes or not listed else []), *listed]:
+        given = same | own | changes
+        chosen = {name: given[name] for name in names if name in given}
+        if "notebook" in page:
+            job = _notebook(home / page["notebook"], given, chosen)
+        else:
+            job = _experiment(given, chosen, page.get("headline", {}), told)
+        found.setdefault(job.id, job)
     return list(found.values())
+
+
+def _one_way_only(
+    axes: dict[str, list[Any]], same: dict[str, Any], changes: dict[str, Any], told: str
+) -> None:
+    """Refuse what can be read in two ways."""
+    for name, values in axes.items():
+        if twice := [v for at, v in enumerate(values) if v in values[:at]]:
+            raise FedlibError(f"{told}: the axis '{name}' has {twice[0]!r} twice.")
+        if name in same:
+            raise FedlibError(f"{told}: '{name}' is both in [set] and an axis of [grid].")
+        several = isinstance(changes.get(name), list | tuple)
+        if several and not any(isinstance(v, list) for v in values):
+            raise FedlibError(
+                f"--set gives the axis '{name}' one value, not several: {changes[name]}. "
+                f"Several belong into [grid] of {told}."
+            )
 
 
 def _notebook(path: Path, given: dict[str, Any], axes: dict[str, Any]) -> BatchJob:
@@ -129,11 +150,15 @@ def _notebook(path: Path, given: dict[str, Any], axes: dict[str, Any]) -> BatchJ
 
     if not path.is_file():
         raise FedlibError(f"There is no notebook {path}.")
+    try:
+        held = json.loads(path.read_text("utf-8"))
+        cells, _ = [cell["source"] for cell in held["cells"]], held["nbformat"]
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise FedlibError(f"{path} is no Jupyter notebook that can be read.") from error
     known = papermill.inspect_notebook(str(path))
     for name in given:
         if name not in known:
             raise unknown(f"parameter of {path.name}", name, known)
-    cells = [cell["source"] for cell in json.loads(path.read_text("utf-8"))["cells"]]
     name = _id([path.name, cells, given])
     return BatchJob(name, axes, str(path.resolve()), given)
 
@@ -149,7 +174,13 @@ def _experiment(
     paper, experiment = given["paper"], given["experiment"]
     profile = given.get("profile", "quick")
     changes = {key: value for key, value in given.items() if key not in OWN}
-    catalogue.check(paper, experiment, profile, changes)
+    try:
+        catalogue.check(paper, experiment, profile, changes)
+    except FedlibError as error:
+        _, ours, what = str(error).partition("[changes]: ")
+        if not ours:
+            raise
+        raise FedlibError(f"{told}: {what}") from error
     s = catalogue.change(catalogue.settings(paper, experiment, profile), changes)
     asked = [given["seed"]] if "seed" in given else given.get("seeds")
     seeds = experiments.choose_seeds(s, asked)

@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 import tempfile
+import threading
 import types
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -81,6 +82,8 @@ def run(
     """
     if workers < 1 or threads < 1:
         raise FedlibError(f"At least one worker and one thread; got {workers} and {threads}.")
+    if ray and workers > 1:
+        raise FedlibError("--ray takes the place of --workers: give one of the two.")
     jobs = grids.read(grid, changes)
     folder = files.make_folder(expand(out, "The folder").absolute())
     todo = plan(jobs, workers, shard)
@@ -90,7 +93,7 @@ def run(
         store.keep(folder, jobs)
         if ray:
             todo = plan(jobs, stack.enter_context(_joined(ray, threads)), shard)
-        left = [part for unit in todo for part in _left(unit, folder, retry)]
+        left = [part for unit in todo for part in remaining(unit, folder, retry)]
         found: Finished = iter(())
         if left and ray:
             found = _cluster(left, folder, threads)
@@ -100,6 +103,9 @@ def run(
         total = sum(len(unit.jobs) for unit in left)
         with tqdm(total=total, disable=not progress, unit="job", desc="batch") as bar:
             for told in found:
+                first = work.DONE in told.values() and not counts[work.DONE]
+                if first and (lacking := store.lacking(folder)):
+                    bar.write(lacking, file=sys.stderr)
                 counts.update(told.values())
                 bar.set_postfix(counts)
                 bar.update(len(told))
@@ -110,7 +116,7 @@ def run(
     return table
 
 
-def _left(unit: Unit, folder: Path, retry: bool) -> list[Unit]:
+def remaining(unit: Unit, folder: Path, retry: bool) -> list[Unit]:
     """Return what of a unit is to be run; a job that failed is tried again by itself."""
     states = {job: work.state(folder, job)["status"] for job in unit.jobs}
     waiting = tuple(job for job, state in states.items() if state == work.WAITING)
@@ -123,18 +129,20 @@ def _left(unit: Unit, folder: Path, retry: bool) -> list[Unit]:
 
 def _processes(units: Sequence[Unit], folder: Path, workers: int, threads: int) -> Finished:
     """Spread units over processes. One that dies takes its unit with it, and nothing else."""
-    import multiprocessing
+    import multiprocessing.resource_tracker
 
     from pebble import ProcessExpired, ProcessPool
 
     few = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+    multiprocessing.resource_tracker.ensure_running()  # its start would let Ctrl-C through
     with _environment(few), _no_main():
         pool = ProcessPool(
             min(workers, len(units)), initializer=_begin, initargs=[threads, folder],
             context=multiprocessing.get_context("spawn"),
         )  # fmt: skip
         try:
-            waiting = {pool.schedule(_alone, args=[unit, folder]): unit for unit in units}
+            with _deaf():
+                waiting = {pool.schedule(_alone, args=[unit, folder]): unit for unit in units}
             for future in _as_they_come(waiting):
                 unit = waiting[future]
                 try:
@@ -145,6 +153,16 @@ def _processes(units: Sequence[Unit], folder: Path, workers: int, threads: int) 
         finally:
             pool.stop()
             pool.join()
+
+
+@contextlib.contextmanager
+def _deaf() -> Iterator[None]:
+    """Keep Ctrl-C from threads and processes that are started here; it waits for the end."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextlib.contextmanager
@@ -175,9 +193,11 @@ def _begin(threads: int, folder: Path) -> None:
     import torch
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     with (folder / LOG).open("ab") as log:
         os.dup2(log.fileno(), 2)
     torch.set_num_threads(threads)
+    tqdm.set_lock(threading.RLock())  # its own has a semaphore, which a stopped process leaves
 
 
 def _alone(unit: Unit, folder: Path) -> dict[str, str]:

@@ -17,6 +17,7 @@ from fedlib.evidence import catalogue, records
 from fedlib.files import digest
 from fedlib.papers.job import study
 
+LONG = ("rounds", "steps", "ticks")  # settings to which time is proportional
 IMPORTED = 0.5  # GB that a process has before it has read any data
 
 
@@ -139,8 +140,8 @@ def estimate(unit: Unit) -> tuple[float | None, float]:
     """Return about how many seconds a unit takes, and how many GB it needs at the least.
 
     Seconds follow from the stored record of the experiment at that profile, in proportion
-    to runs and seeds; None where there is none. Memory is that of the process and of the data,
-    read and prepared.
+    to runs, seeds, and rounds, steps or ticks; None where there is none. Memory is that of the
+    process and of the data, read and prepared.
     """
     job = unit.jobs[0]
     if job.notebook:
@@ -155,6 +156,10 @@ def estimate(unit: Unit) -> tuple[float | None, float]:
         return None, memory
     then = max(1, len(held["settings"].get("runs", [0]))) * len(held["seeds"])
     now = sum(max(1, len(j.settings.get("runs", [0]))) for j in unit.variants.values())
+    for name in LONG:
+        ours, theirs = job.settings.get(name), held["settings"].get(name)
+        if isinstance(ours, int) and isinstance(theirs, int):
+            now, then = now * ours, then * theirs
     return held["wall_seconds"] * now * len(unit.seeds) / then, memory
 
 
