@@ -11,6 +11,7 @@ from typing import Any, Generic, NotRequired, TypeVar, get_args, get_type_hints
 import numpy as np
 import pandas as pd
 
+from fedlib.engine.simulation import History
 from fedlib.errors import FedlibError
 from fedlib.schema import Page, PositiveInt
 
@@ -140,6 +141,48 @@ def off_cycle(rounds: int, points: int, cycle: int = 1) -> list[int]:
     phase = np.floor((late * GOLDEN) % 1 * cycle).astype(int)
     evenly = late * rounds // points // cycle * cycle + phase
     return sorted({0, rounds, *(int(t) for t in (*early, *evenly) if 0 < t < rounds)})
+
+
+def apart(
+    history: History, names: Sequence[str], seeds: int, start: int = 0
+) -> tuple[dict[str, pd.DataFrame], dict[str, dict[int, int]]]:
+    """Take runs that were rows of one batch apart again: each has the rows that it has alone.
+
+    Parameters
+    ----------
+    names
+        Of the runs.
+    seeds
+        How many each has. When all have diverged, a run alone would have ended there.
+    start
+        The round from which rounds are counted.
+
+    Returns
+    -------
+    dict, dict
+        Rows of each run; of those that diverged, the round of each seed that did.
+    """
+    frame = history.frame.assign(round=history.frame["round"] - start)
+    frames = {name: frame[frame["run"] == name] for name in names}
+    diverged = {}
+    for name in names:
+        if lost := history.diverged.get(name):
+            diverged[name] = {seed: t - start for seed, t in lost.items()}
+            if len(lost) == seeds:
+                frames[name] = frames[name].query(f"round <= {max(diverged[name].values())}")
+    return frames, diverged
+
+
+def joined(
+    frames: dict[str, pd.DataFrame],
+    diverged: dict[str, dict[int, int]],
+    runs: Sequence[dict[str, Any]],
+    hashes: dict[str, str],
+) -> Outcome:
+    """Return the outcome of runs, in the order in which the experiment names them."""
+    names = [run["run"] for run in runs]
+    told = pd.concat([frames[name] for name in names], ignore_index=True)
+    return Outcome(told, {name: diverged[name] for name in names if name in diverged}, hashes)
 
 
 def checkpoint_file(job: Job, name: str) -> Path | None:

@@ -20,7 +20,16 @@ from fedlib.engine.simulation import simulate
 from fedlib.engine.tasks import Task
 from fedlib.errors import unknown
 from fedlib.papers.fedavg import FedAvg
-from fedlib.papers.job import Job, Outcome, Settings, alike, checkpoint_file, off_cycle
+from fedlib.papers.job import (
+    Job,
+    Outcome,
+    Settings,
+    alike,
+    apart,
+    checkpoint_file,
+    joined,
+    off_cycle,
+)
 from fedlib.papers.participation import theory
 from fedlib.papers.participation.algorithm import ALGORITHMS, GeneralizedFedAvg
 from fedlib.papers.participation.toy import toy_task
@@ -220,17 +229,9 @@ def training(job: Job[Training]) -> Outcome:
             checkpoint_every=500,
             until=job.until,
         )
-        frame = history.frame.assign(round=lambda f: f["round"] - s["warmup_rounds"])
-        for name in names:
-            frames[name] = frame[frame["run"] == name]
-            if lost := history.diverged.get(name):
-                lost = {seed: t - s["warmup_rounds"] for seed, t in lost.items()}
-                diverged[name] = lost
-                if len(lost) == len(seeds):  # alone it would have ended here
-                    frames[name] = frames[name].query(f"round <= {max(lost.values())}")
-    told = [frames[run["run"]] for run in s["runs"]]
-    diverged = {run["run"]: diverged[run["run"]] for run in s["runs"] if run["run"] in diverged}
-    return Outcome(pd.concat(told, ignore_index=True), diverged, hashes)
+        found = apart(history, names, len(seeds), s["warmup_rounds"])
+        frames, diverged = frames | found[0], diverged | found[1]
+    return joined(frames, diverged, s["runs"], hashes)
 
 
 def batches(

@@ -16,7 +16,7 @@ from fedlib.engine import models
 from fedlib.engine.rng import stream
 from fedlib.engine.simulation import simulate
 from fedlib.errors import unknown
-from fedlib.papers.job import Job, Outcome, Settings, alike, checkpoint_file
+from fedlib.papers.job import Job, Outcome, Settings, alike, apart, checkpoint_file, joined
 from fedlib.papers.tiers import theory
 from fedlib.papers.tiers.algorithm import TDCD
 from fedlib.papers.tiers.asynchronous import AsyncTDCD, HubRound
@@ -177,17 +177,12 @@ def sweep(job: Job[Sweep]) -> Outcome:
             checkpoint_every=max(1, 300 // own["Q"]),
             until=job.until,
         )
-        for run, rate in zip(runs, rates, strict=True):
-            frame = history.frame[history.frame["run"] == run["run"]]
+        found, lost = apart(history, names, len(job.seeds))
+        for name, rate in zip(names, rates, strict=True):
             told = dict(Q=own["Q"], lr=rate, silos=task.N, clients=own["clients"])
-            frames[run["run"]] = frame.assign(**told)
-            if lost := history.diverged.get(run["run"]):
-                diverged[run["run"]] = lost
-                if len(lost) == len(job.seeds):  # alone it would have ended here
-                    frames[run["run"]] = frames[run["run"]].query(f"round <= {max(lost.values())}")
-    told = [frames[run["run"]] for run in s["runs"]]
-    diverged = {run["run"]: diverged[run["run"]] for run in s["runs"] if run["run"] in diverged}
-    return Outcome(pd.concat(told, ignore_index=True), diverged, hashes)
+            frames[name] = found[name].assign(**told)
+        diverged |= lost
+    return joined(frames, diverged, s["runs"], hashes)
 
 
 def looks(rounds: int, points: int) -> list[int]:
