@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from fedlib.engine.checks import check_models, check_whole_number, checked_seeds
@@ -90,8 +89,10 @@ class Drawn:
         ``[R * G]``: whether a group's run is still going on.
     q
         What each group's movement counts in the merge, ``[R, G]``; zero in a run that has ended.
-    counts, idle
-        Local iterations and waiting time of each group, ``[R, G]``.
+    counts
+        Local iterations of each group, ``[R, G]``.
+    noted
+        What else is told of it, ``[R, G]``: how long it waited for the slowest.
     clock, cursor
         As in :class:`State`, after the round.
     """
@@ -100,7 +101,7 @@ class Drawn:
     going: np.ndarray
     q: np.ndarray
     counts: np.ndarray = field(metadata=ON_HOST)
-    idle: np.ndarray = field(metadata=ON_HOST)
+    noted: np.ndarray = field(metadata=ON_HOST)
     clock: np.ndarray = field(metadata=ON_HOST)
     cursor: np.ndarray = field(metadata=ON_HOST)
 
@@ -155,7 +156,7 @@ class HierarchicalSGD:
         check_groups(self.groups)
         laws = each(self.local, len(self.groups), "group")
         for sync, grow in itertools.product(*map(np.atleast_1d, (self.sync, self.grow))):
-            check_clock(float(sync), self.time, laws, self.server, float(grow))
+            check_clock(sync, self.time, laws, self.server, grow)
         if self.merge not in MERGES:
             raise unknown("merge", self.merge, MERGES)
 
@@ -173,11 +174,16 @@ class HierarchicalSGD:
 
     def timelines(self, seeds: Sequence[int]) -> list[Timeline]:
         """Return what the clock decides, for each run."""
-        laws, own = each(self.local, len(self.groups), "group"), (len(seeds),)
-        times = zip(
-            seeds, np.broadcast_to(self.sync, own), np.broadcast_to(self.grow, own), strict=True
-        )
-        return [timeline(n, float(S), self.time, laws, self.server, float(g)) for n, S, g in times]
+        laws = each(self.local, len(self.groups), "group")
+        return [
+            timeline(seed, S, self.time, laws, self.server, grow)
+            for seed, S, grow in self.times(seeds)
+        ]
+
+    def times(self, seeds: Sequence[int]) -> list[tuple[int, float, float]]:
+        """Return the seed, the sync time and its growth of each run."""
+        both = (np.broadcast_to(v, len(seeds)).tolist() for v in (self.sync, self.grow))
+        return list(zip(seeds, *both, strict=True))
 
     def rounds(self, seeds: Sequence[int]) -> int:
         """Return how many rounds the longest run has."""
@@ -186,16 +192,29 @@ class HierarchicalSGD:
     def draws(self, state: State, task: Task) -> Iterator[Drawn]:
         """Draw the next rounds on the host: when groups stop, and which samples they read."""
         lines, cursor = self.timelines(state.seeds), state.cursor
-        member = np.repeat(np.arange(len(self.groups)), self.groups)
         for t in itertools.count(state.t):
-            counts, idle = (np.stack([_at(part, t) for part in parts]) for parts in (
-                [line.counts for line in lines], [line.idle for line in lines]
-            ))  # fmt: skip
-            clock = np.array([line.end[min(t, len(line.end) - 1)] for line in lines])
+            counts, idle, clock = self.at(lines, t, "idle")
             stretches = read(task, self.groups, state.seeds, counts, cursor, self.batch_size)
-            cursor = cursor + counts[:, member]
+            cursor = cursor + np.repeat(counts, self.groups, 1)
             q = weights(self.merge, self.groups, counts)
             yield Drawn(stretches, counts.ravel() > 0, q, counts, idle, clock, cursor)
+
+    def at(
+        self, lines: Sequence[Any], t: int, noted: str
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return counts, what else is noted of a round, and the clock; a run that is over rests."""
+        rest = np.zeros(len(self.groups), dtype=int)
+        on = [t < len(line.end) for line in lines]
+        counts, other = (
+            np.stack(
+                [
+                    getattr(line, part)[t] if more else rest
+                    for line, more in zip(lines, on, strict=True)
+                ]
+            )
+            for part in ("counts", noted)
+        )
+        return counts, other, np.array([line.end[min(t, len(line.end) - 1)] for line in lines])
 
     def round(
         self, state: State, task: Task, drawn: Drawn | None = None
@@ -210,25 +229,27 @@ class HierarchicalSGD:
             ``"counts"`` and ``"idle"``: local iterations and waiting time of each group,
             ``[R, G]``.
         """
-        drawn, G = drawn or draw_one(self, state, task), len(self.groups)
-        start = state.x.repeat_interleave(G, 0)  # line 3
-        y = torch.where(drawn.going.unsqueeze(1), start, state.y.flatten(0, 1))
-        rate = column(self.lr, state.x, G)
-        for stretch in drawn.stretches:  # lines 4-8
-            own, batches = stretch.rows, stretch.reading.batches(task.data.dtype)
-            y[own] = local_sgd(
-                task, y[own], batches, rate if isinstance(rate, float) else rate[own]
-            )
+        drawn = drawn or draw_one(self, state, task)
+        start = state.x.repeat_interleave(len(self.groups), 0)  # line 3
+        y = descend(self, task, start, drawn)  # lines 4-8
         x = state.x + average(y - start, drawn.q)  # lines 9-10
+        y = y.where(drawn.going.unsqueeze(1), state.y.flatten(0, 1))
         after = replace(
             state, x=x, y=y.view_as(state.y), cursor=drawn.cursor, clock=drawn.clock, t=state.t + 1
         )
-        return after, {"counts": drawn.counts, "idle": drawn.idle}
+        return after, {"counts": drawn.counts, "idle": drawn.noted}
 
 
-def _at(part: np.ndarray, t: int) -> np.ndarray:
-    """Return what a run does in round ``t``: nothing, once it is over."""
-    return part[t] if t < len(part) else np.zeros_like(part[0])
+def descend(algorithm: HierarchicalSGD, task: Task, start: Tensor, drawn: Drawn) -> Tensor:
+    """Return the groups' models ``[R * G, P]`` after their local iterations from ``start``."""
+    y, rate = (
+        start.clone(),
+        column(algorithm.lr, start[:: len(algorithm.groups)], len(algorithm.groups)),
+    )
+    for stretch in drawn.stretches:
+        own, batches = stretch.rows, stretch.reading.batches(task.data.dtype)
+        y[own] = local_sgd(task, y[own], batches, rate if isinstance(rate, float) else rate[own])
+    return y
 
 
 def weights(merge: str, groups: Sequence[int], counts: np.ndarray) -> np.ndarray:

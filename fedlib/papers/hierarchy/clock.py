@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from numbers import Real
 
 import numpy as np
@@ -44,7 +45,7 @@ class Timeline:
     end: np.ndarray
     local: tuple[np.ndarray, ...]
 
-    @property
+    @cached_property
     def idle(self) -> np.ndarray:
         """How long each group waited for the slowest in each round, ``[U, G]``."""
         return self.busy.max(1, keepdims=True) - self.busy
@@ -89,16 +90,14 @@ def timeline(
         never move.
     """
     check_clock(sync, time, groups, server, grow)
-    walks = [_Walk(law, seed, i, time) for i, law in enumerate(groups)]
-    exchange = server.draws(seed, "exchange", size=64)
+    walks = [Walk(law, seed, "iteration", i, time) for i, law in enumerate(groups)]
+    exchange = Walk(server, seed, "exchange", 0, time)
     clock, counts, busy, end = 0.0, [], [], []
     while clock < REACHED * time:
         u = len(end)
         S = min(grow * (u + 1), sync) if grow else sync
         done = [walk.until(S) for walk in walks]
-        if u == len(exchange):
-            exchange = server.draws(seed, "exchange", size=2 * u)
-        lasts = max(taken for _, taken in done) + float(exchange[u])
+        lasts = max(taken for _, taken in done) + exchange.until(0)[1]
         if not lasts > 0:
             raise FedlibError(f"Round {u} takes {lasts} time units: the clock would never move.")
         clock += lasts
@@ -106,22 +105,30 @@ def timeline(
         busy.append([taken for _, taken in done])
         end.append(clock)
     return Timeline(
-        np.array(counts), np.array(busy), exchange[: len(end)], np.array(end),
+        np.array(counts), np.array(busy), exchange.delays[: len(end)], np.array(end),
         tuple(walk.delays[: walk.used] for walk in walks),
     )  # fmt: skip
 
 
-class _Walk:
-    """The local iterations of one group, drawn as far as they are needed."""
+class Walk:
+    """Delays of one name, one after the other, drawn as far as they are needed.
 
-    def __init__(self, law: Law, seed: int, group: int, time: float) -> None:
-        self.law, self.keys, self.used = law, (seed, "iteration", group), 0
+    Attributes
+    ----------
+    delays
+        What has been drawn.
+    used
+        How many of them have passed.
+    """
+
+    def __init__(self, law: Law, seed: int, name: str, group: int, time: float) -> None:
+        self.law, self.keys, self.used = law, (seed, name, group), 0
         self.most = 8 + int(1.2 * time / law.expected) if law.expected else 8
         self.most = min(self.most, 1_000_000)
         self.delays = law.draws(*self.keys, size=self.most)
 
     def until(self, S: float) -> tuple[int, float]:
-        """Go on until ``S`` is reached, with one iteration at least: how many, and how long."""
+        """Go on until they have taken ``S``, by one at least: how many, and how long."""
         few = 8 if not self.law.expected else 8 + int(1.5 * S / self.law.expected)
         while True:
             if self.used + few > len(self.delays):

@@ -1,0 +1,176 @@
+"""Hierarchical SGD without waiting: a group is merged when it is ready.
+
+Ali and Arafa (arXiv 2302.04851) leave asynchronous merging to future work. This is our reading of
+it, not an algorithm of the paper.
+
+A group iterates for the sync time, exchanges its model with the global server, which takes a delay
+of its own, and is merged when it arrives; it goes on at once from the merged model. Meanwhile
+others have been merged: the movement of a group that has missed ``s`` merges of other groups
+counts ``(1 + s)^-decay`` times what it would have counted.
+
+Groups that arrive at the same instant are merged together and go on from the same model. With
+equal fixed delays the iterates are therefore those of :class:`HierarchicalSGD`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from numbers import Real
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from fedlib.engine.draws import draw_one
+from fedlib.engine.mixing import average
+from fedlib.engine.tasks import Task
+from fedlib.errors import FedlibError
+from fedlib.papers.hierarchy import algorithm
+from fedlib.papers.hierarchy.algorithm import Drawn, HierarchicalSGD, descend, read, weights
+from fedlib.papers.hierarchy.clock import REACHED, Walk, check_clock
+from fedlib.population.delays import EventQueue, Law, each
+
+
+@dataclass(frozen=True)
+class State(algorithm.State):
+    """What a checkpoint holds: that of hierarchical SGD, and where the groups began.
+
+    Attributes
+    ----------
+    held
+        The models from which the groups now iterate, ``[R, G, P]``.
+    """
+
+    held: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Arrivals:
+    """The merges of one run: ``K`` instants, ``G`` groups. Times in the units of the delays.
+
+    Attributes
+    ----------
+    counts
+        Local iterations of the groups that arrive at each instant, ``[K, G]``; zero for others.
+    staleness
+        How many merges of other groups each of them has missed, ``[K, G]``.
+    end
+        When, ``[K]``.
+    """
+
+    counts: np.ndarray
+    staleness: np.ndarray
+    end: np.ndarray
+
+
+def arrivals(
+    seed: int, sync: float, time: float, groups: Sequence[Law], server: Law, grow: float = 0.0
+) -> Arrivals:
+    """Draw the delays of one run, merge by merge until the clock reaches the system time.
+
+    Parameters
+    ----------
+    seed, sync, time, groups, server, grow
+        As for :func:`~fedlib.papers.hierarchy.clock.timeline`. Local iterations last as long as
+        there; every group draws its own exchanges. A group's first round has ``u = 1``.
+
+    Raises
+    ------
+    FedlibError
+        As there.
+    """
+    check_clock(sync, time, groups, server, grow)
+    G = len(groups)
+    walks = [Walk(law, seed, "iteration", i, time) for i, law in enumerate(groups)]
+    trips = [Walk(server, seed, "own exchange", i, time) for i in range(G)]
+    queue, counts, rounds = EventQueue(), np.zeros(G, dtype=int), np.zeros(G, dtype=int)
+
+    def begin(i: int) -> None:
+        rounds[i] += 1
+        counts[i], busy = walks[i].until(min(grow * rounds[i], sync) if grow else sync)
+        lasts = busy + trips[i].until(0)[1]
+        if not lasts > 0:
+            raise FedlibError(
+                f"Round {rounds[i] - 1} of group {i} takes {lasts} time units: the clock would "
+                "never move."
+            )
+        queue.push(queue.now + lasts, i)
+
+    for i in range(G):
+        begin(i)
+    found, merged, seen = [], 0, np.zeros(G, dtype=int)
+    while queue.now < REACHED * time:
+        now, ready = queue.pop_all()
+        arrived = np.isin(np.arange(G), ready)
+        found.append((np.where(arrived, counts, 0), np.where(arrived, merged - seen, 0), now))
+        merged += len(ready)
+        seen[arrived] = merged
+        for i in sorted(ready):
+            begin(i)
+    return Arrivals(*(np.array(part) for part in zip(*found, strict=True)))
+
+
+@dataclass(frozen=True)
+class AsyncHierarchicalSGD(HierarchicalSGD):
+    """Groups are merged as they arrive. A round is the next instant at which some do.
+
+    Parameters
+    ----------
+    decay
+        A movement that has missed ``s`` merges of others counts ``(1 + s)^-decay``; at least 0.
+    """
+
+    decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.decay, Real) or not 0 <= self.decay < float("inf"):
+            raise FedlibError(f"decay is a number of at least 0, and finite; got {self.decay!r}.")
+
+    def init(self, task: Task, seeds: Sequence[int], x: Tensor | None = None) -> State:
+        """Return the state at time 0: all groups begin from ``x[R, P]``."""
+        state = super().init(task, seeds, x)
+        return State(**vars(state), held=state.y.clone())
+
+    def timelines(self, seeds: Sequence[int]) -> list[Arrivals]:
+        """Return the merges of each run."""
+        laws = each(self.local, len(self.groups), "group")
+        return [
+            arrivals(seed, S, self.time, laws, self.server, grow)
+            for seed, S, grow in self.times(seeds)
+        ]
+
+    def draws(self, state: State, task: Task) -> Iterator[Drawn]:
+        """Draw the next merges on the host: who arrives, and which samples they have read."""
+        lines, cursor = self.timelines(state.seeds), state.cursor
+        for t in itertools.count(state.t):
+            counts, stale, clock = self.at(lines, t, "staleness")
+            stretches = read(task, self.groups, state.seeds, counts, cursor, self.batch_size)
+            cursor = cursor + np.repeat(counts, self.groups, 1)
+            q = weights(self.merge, self.groups, counts) * (1.0 + stale) ** -self.decay
+            yield Drawn(stretches, counts.ravel() > 0, q, counts, stale, clock, cursor)
+
+    def round(
+        self, state: State, task: Task, drawn: Drawn | None = None
+    ) -> tuple[State, dict[str, Any]]:
+        """Merge the groups that arrive next, in every run that still goes on.
+
+        Returns
+        -------
+        State
+            After the merge.
+        dict
+            ``"counts"`` and ``"staleness"`` of the groups that were merged, ``[R, G]``.
+        """
+        drawn = drawn or draw_one(self, state, task)
+        start, going = state.held.flatten(0, 1), drawn.going.unsqueeze(1)
+        y = descend(self, task, start, drawn).where(going, state.y.flatten(0, 1))
+        x = state.x + average(y - start, drawn.q)
+        held = x.repeat_interleave(len(self.groups), 0).where(going, start)
+        after = replace(
+            state, x=x, y=y.view_as(state.y), held=held.view_as(state.held), cursor=drawn.cursor,
+            clock=drawn.clock, t=state.t + 1,
+        )  # fmt: skip
+        return after, {"counts": drawn.counts, "staleness": drawn.noted}
