@@ -23,14 +23,14 @@ from fedlib.errors import FedlibError, nearest
 
 try:
     import pydantic
-    from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
+    from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 except ImportError:
     pydantic = None
     NonNegativeInt = PositiveInt = int
-    PositiveFloat = float
+    NonNegativeFloat = PositiveFloat = float
 
-__all__ = ["CLOSED", "NonNegativeInt", "Page", "PositiveFloat", "PositiveInt", "conform", "keys",
-           "read_toml"]  # fmt: skip
+__all__ = ["CLOSED", "NonNegativeFloat", "NonNegativeInt", "Page", "PositiveFloat", "PositiveInt",
+           "conform", "keys", "read_toml"]  # fmt: skip
 
 CLOSED = {"extra": "forbid", "strict": True}
 MOST = 5  # faults told at once
