@@ -284,6 +284,30 @@ def test_smoother_compares_changes_in_the_second_half():
     assert got.low[:2].tolist() == [INF, -INF] and np.isnan(got.low[2])
 
 
+def test_settles_compares_second_differences_of_the_first_and_last_fifth():
+    rise = np.arange(11.0)  # rounds 0 to 100: the first fifth has the second difference at 20
+    early = rise + [0, 0, 3, 0, 0, 0, 0, 0, 0, 0, 1]
+    got = claims.settles(record(curves({"a": [early, 2 * early]})), "a", "loss", "train")
+    assert np.exp(got.low) == pytest.approx([3 / 0.5, 6 / 1]) and got.ratio
+    lost = np.where(rise == 10, NAN, early)
+    got = claims.settles(record(curves({"a": [early, lost]})), "a", "loss", "train")
+    assert got.low[1] == -INF and np.isfinite(got.low[0])
+
+
+def test_during_averages_over_a_part_of_the_run():
+    a, b = np.arange(11.0), np.zeros(11)  # rounds 0 to 100
+    held = record(curves({"a": [a, 2 * a], "b": [b, b]}))
+    got = claims.during(held, "a", "b", "loss", "train", 0.2, 0.4)
+    assert got.low.tolist() == [-3.0, -6.0]
+    held = record(curves({"a": [a, 2 * a], "b": [b, b]}, "accuracy"))
+    assert claims.during(held, "a", "b", "accuracy", "train", 0.2, 0.4).low.tolist() == [3.0, 6.0]
+
+
+def test_saved_is_a_share_seed_by_seed():
+    held = record(curves({"few": [30.0, 40.0], "many": [60.0, 50.0]}, "rounds", "clock"))
+    assert claims.saved(held, "few", "many", "rounds", "clock").low == pytest.approx([0.5, 0.2])
+
+
 def test_a_share_of_the_run_is_the_share_that_the_claim_names():
     a = np.arange(20.0)[None]
     held = record(curves({"a": a, "b": 2 * a}))
@@ -404,7 +428,7 @@ def test_outcomes_in_words():
 
 # --- every rule can come out each way -------------------------------------------------------------
 
-CURVES = ("advantage", "sooner", "smoother", "slope")
+CURVES = ("advantage", "sooner", "smoother", "settles", "during", "saved", "slope")
 NOISE = np.random.default_rng(1).standard_normal((2, 40))
 
 
@@ -443,6 +467,17 @@ def imitation(check, settings, values):
             w["a"]: np.exp(-values)[:, None] * zigzag,
             w["b"]: 1.0 + 0 * values[:, None] + zigzag,
         }
+        frame = curves(runs, w["metric"], w["split"])
+    elif check["measure"] == "settles":
+        zigzag = np.array([0.0, 1.0] * 20)
+        size = np.where(np.arange(40) < 20, np.exp(values)[:, None], 1.0)
+        frame = curves({w["run"]: size * zigzag}, w["metric"], w["split"])
+    elif check["measure"] == "during":
+        sign = -1 if w["metric"] == "loss" else 1
+        runs = {w["a"]: sign * values[:, None] + np.zeros(21), w["b"]: np.zeros((len(values), 21))}
+        frame = curves(runs, w["metric"], w["split"])
+    elif check["measure"] == "saved":
+        runs = {w["run"]: 50 * (1 - values), w["of"]: 50 + 0 * values}
         frame = curves(runs, w["metric"], w["split"])
     elif check["measure"] == "slope":
         x = np.array([1.0, 10, 50, 100, 1000])

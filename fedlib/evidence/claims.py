@@ -380,6 +380,54 @@ def _roughness(record: Record, run: str, metric: str, split: str) -> pd.Series:
     return rough
 
 
+def settles(record: Record, run: str, metric: str, split: str) -> Measured:
+    """How many times rougher a run is in its first fifth than in its last, as a natural logarithm.
+
+    Roughness is the mean size of the second difference of neighbouring evaluations, in which a
+    steady rise does not count. A run that diverged is infinitely rough at its end.
+    """
+    wide = rows(record, run, metric, split).pivot(index="round", columns="seed", values="value")
+    stop, rough = wide.index.max(), wide.diff().diff().abs()
+    early, late = (
+        rough[part].mean()
+        for part in ((wide.index > 0) & (wide.index <= 0.2 * stop), wide.index > 0.8 * stop)
+    )
+    ratio = np.log(early / late).to_numpy(copy=True)
+    ratio[last(record, run, metric, split).reindex(wide.columns).isna()] = -math.inf
+    return Measured(ratio, ratio, "{} times", ratio=True)
+
+
+def during(
+    record: Record, a: str, b: str, metric: str, split: str, start: float, stop: float
+) -> Measured:
+    """How much better run ``a`` is than run ``b`` on average from one share of the run to another.
+
+    As :func:`advantage`, which looks at the end.
+
+    Parameters
+    ----------
+    start, stop
+        Shares of the run, 0 at its beginning and 1 at its end.
+    """
+    means = []
+    for run in (a, b):
+        found = rows(record, run, metric, split)
+        part = found["round"].between(*(share * found["round"].max() for share in (start, stop)))
+        means.append(found[part].groupby("seed")["value"].agg(lambda v: v.mean(skipna=False)))
+    _same_seeds(record, means[0].index, means[1].index)
+    gain = means[1] - means[0] if metric == "loss" else means[0] - means[1]
+    return _exactly(gain.to_numpy())
+
+
+def saved(record: Record, run: str, of: str, metric: str, split: str) -> Measured:
+    """What share of a count of run ``of`` the run ``run`` does without."""
+    one, other = (
+        rows(record, name, metric, split).set_index("seed")["value"] for name in (run, of)
+    )
+    _same_seeds(record, one.index, other.index)
+    return _exactly((1 - one / other.reindex(one.index)).to_numpy())
+
+
 def final(record: Record, run: str, metric: str, split: str) -> Measured:
     """The value of one run at its last evaluation."""
     values = _late(rows(record, run, metric, split), 0.0).iloc[-1]
@@ -412,11 +460,18 @@ def largest(record: Record, run: str, metric: str, **where: Any) -> Measured:
     return _exactly(float(rows(record, run, metric, **where)["value"].max(skipna=False)))
 
 
-RATIOS = {"sooner": "time", "smoother": "roughness"}  # what they compare, as a factor
+RATIOS = {
+    "sooner": "time",
+    "smoother": "roughness",
+    "settles": "roughness",
+}  # what they compare, as a factor
 MEASURES: dict[str, Callable[..., Measured]] = {
     "advantage": advantage,
     "sooner": sooner,
     "smoother": smoother,
+    "settles": settles,
+    "during": during,
+    "saved": saved,
     "final": final,
     "diverged": diverged,
     "slope": slope,
