@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from fedlib.engine import models
+from fedlib.engine import convolution, models
 from fedlib.engine.data import Batch, FederatedDataset
 from fedlib.engine.model import Model
 from fedlib.engine.rng import GOLDEN, scrambled, stream
@@ -37,6 +37,8 @@ CASES = {
     "mlp": (lambda: models.mlp(16, 7, 6, 3), (1, 4, 4)),
     "fashion_cnn": (models.fashion_cnn, (1, 28, 28)),
     "cifar_cnn": (models.cifar_cnn, (3, 32, 32)),
+    "lenet": (lambda: models.lenet((3, 32, 32), 10), (3, 32, 32)),
+    "lenet, grey": (lambda: models.lenet((1, 17, 18), 3), (1, 17, 18)),
     "small_cnn": (lambda: models.small_cnn((1, 8, 12), 3), (1, 8, 12)),
     "lstm": (lambda: models.lstm(5, 4, 3), (6, 5)),
     "any module": (lambda: models.Model(_Plain()), (8,)),
@@ -66,7 +68,7 @@ def test_batched_gradient_equals_autograd_on_each_copy(name):
         assert torch.allclose(gradients[c], alone, atol=1e-12)
 
 
-SHAPES = [(1, 28, 28), (3, 32, 32), (2, 9, 7), (1, 4, 5), (3, 5, 6)]
+SHAPES = [(1, 28, 28), (3, 32, 32), (2, 9, 7), (1, 4, 5), (3, 5, 6), (2, 16, 19)]
 
 
 @pytest.mark.parametrize("ties", [False, True])
@@ -75,6 +77,7 @@ SHAPES = [(1, 28, 28), (3, 32, 32), (2, 9, 7), (1, 4, 5), (3, 5, 6)]
 def test_pooling_and_its_gradient_are_the_modules(shape, ties, copies, samples):
     """Also where several pixels of a window are equally large, zero, or all of them negative."""
     builds = {SHAPES[0]: models.fashion_cnn, SHAPES[1]: models.cifar_cnn}
+    builds[SHAPES[-1]] = lambda: models.lenet(SHAPES[-1], 3)
     model = builds.get(shape, lambda: models.small_cnn(shape, 3))()
     rng = np.random.default_rng(0)
     x = rng.standard_normal((copies, samples, *shape))
@@ -102,6 +105,118 @@ def test_pooling_and_its_gradient_are_the_modules(shape, ties, copies, samples):
         assert (found[0] - expected[0]).abs().max() <= 1e-12 * expected[0].abs().max()
 
 
+class Elsewhere(torch.Tensor):
+    """A tensor on a CPU that says otherwise."""
+
+    device = torch.device("meta")
+
+
+@pytest.mark.parametrize("shape", [(3, 32, 32), (2, 17, 19)])
+def test_lenet_on_a_gpu_is_the_one_on_a_cpu(shape, monkeypatch):
+    """The way of a GPU, which convolves all copies together and cuts the borders."""
+    seen, rng = [], np.random.default_rng(0)
+    monkeypatch.setattr(
+        models, "convolve", lambda *given: seen.append(given) or convolution.convolve(*given)
+    )
+    model = models.lenet(shape, 4)
+    theta = torch.from_numpy(0.1 * rng.standard_normal((3, model.size)))
+    x = torch.from_numpy(rng.standard_normal((3, 5, *shape)))
+    found = []
+    for kind in (torch.Tensor, Elsewhere):
+        leaves = [tensor.clone().requires_grad_() for tensor in (theta, x)]
+        out = model.apply(leaves[0], leaves[1].as_subclass(kind)).as_subclass(torch.Tensor)
+        found.append([out, *torch.autograd.grad(out.square().sum(), leaves)])
+        assert len(seen) == 2 * (kind is Elsewhere)
+    for a, b in zip(*found, strict=True):
+        assert (a - b).abs().max() <= 1e-12 * a.abs().max()
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.int64])
+@pytest.mark.parametrize("layers", [1, 2, 3])
+def test_characters_are_predicted_as_pytorch_does(layers, kind):
+    symbols, copies, rng = 7, 3, np.random.default_rng(0)
+    model = models.char_lstm(symbols, 3, 5, layers)
+    x = torch.from_numpy(rng.integers(0, symbols, (copies, 4, 9)).astype(kind))
+    y = torch.from_numpy(rng.integers(0, symbols, (copies, 4)))
+    theta = torch.from_numpy(rng.standard_normal((copies, model.size))).requires_grad_()
+    out = model.apply(theta, x)
+    losses = [nn.functional.cross_entropy(*one) for one in zip(out, y, strict=True)]
+    (gradient,) = torch.autograd.grad(sum(losses), theta)
+    views = model.views(gradient)
+    for c in range(copies):
+        module = _module_with(model, theta[c].detach())
+        alone = module(x[c])
+        assert torch.allclose(out[c], alone, atol=1e-13)
+        nn.functional.cross_entropy(alone, y[c]).backward()
+        for name, parameter in module.named_parameters():
+            assert torch.allclose(views[name][c], parameter.grad, atol=1e-13), name
+    unseen = sorted(set(range(symbols)) - set(x[0].flatten().tolist()))
+    assert not views["embed.weight"][0][unseen].any() and views["embed.weight"][0].any()
+
+
+def test_one_prediction_a_window_of_what_comes_after_it():
+    """One LSTM layer written out, number by number, for one window of two characters."""
+    model = models.char_lstm(3, 1, 1, 1)
+    theta = torch.from_numpy(np.random.default_rng(0).standard_normal((1, model.size)))
+    v = {name: view[0].numpy() for name, view in model.views(theta).items()}
+    h = c = 0.0
+    for symbol in (2, 0):
+        e = v["embed.weight"][symbol, 0]
+        gate = v["lstm.weight_ih_l0"][:, 0] * e + v["lstm.weight_hh_l0"][:, 0] * h
+        gate = gate + v["lstm.bias_ih_l0"] + v["lstm.bias_hh_l0"]
+        i, f, o = (1 / (1 + np.exp(-gate[k])) for k in (0, 1, 3))
+        c = f * c + i * np.tanh(gate[2])
+        h = o * np.tanh(c)
+    expected = v["head.weight"][:, 0] * h + v["head.bias"]
+    out = model.apply(theta, torch.tensor([[[2, 0]]]))
+    assert np.allclose(out[0, 0].numpy(), expected, atol=1e-14)
+
+
+def test_a_character_that_does_not_exist_is_refused():
+    model = models.char_lstm(4, 2, 3)
+    theta = model.init(stream(0, "init"), 2)
+    for wrong in (4, -1):
+        x = torch.zeros(2, 1, 3, dtype=torch.long)
+        x[0, 0, 1] = wrong
+        with pytest.raises(FedlibError, match="numbered 0 to 3; got"):
+            model.apply(theta, x)
+
+
+@pytest.mark.parametrize(
+    ("build", "said"),
+    [
+        (lambda: models.lenet((1, 15, 28), 10), "Height or width is a whole number of at least 16"),
+        (lambda: models.char_lstm(0), "symbols is a whole number of at least 1; got 0"),
+        (lambda: models.char_lstm(5, 0), "embedding is a whole number"),
+        (lambda: models.char_lstm(5, hidden=1.5), "hidden is a whole number"),
+        (lambda: models.char_lstm(5, layers=0), "layers is a whole number"),
+    ],
+)
+def test_sizes_that_cannot_be_are_refused(build, said):
+    with pytest.raises(FedlibError, match=said):
+        build()
+
+
+@pytest.mark.parametrize("build", [models.lenet, models.char_lstm], ids=lambda f: f.__name__)
+def test_a_fresh_network_starts_as_pytorchs(build):
+    """The same spread as the plain module's own ``reset_parameters``, layer by layer."""
+    model = build((3, 32, 32), 10) if build is models.lenet else build(90, 8, 64)
+    row, other = (model.init(stream(seed, "init")) for seed in (0, 1))
+    assert (row != other).double().mean() > 0.99
+    own = model.module.to_empty(device="cpu")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        for layer in own.modules():
+            if hasattr(layer, "reset_parameters"):
+                layer.reset_parameters()
+    for name, parameter in own.named_parameters():
+        view = model.views(row)[name][0]
+        if view.numel() > 400:
+            assert view.std().item() == pytest.approx(parameter.std().item(), rel=0.1), name
+        if view.numel() > 80 and name != "embed.weight":  # normal, the others uniform
+            assert (view.abs().max() / parameter.abs().max()).item() == pytest.approx(1, abs=0.1)
+
+
 def test_resnet18_batched_equals_the_module():
     model = models.resnet18((3, 16, 16), 3)
     theta = model.init(stream(0, "init"), 2)
@@ -117,6 +232,12 @@ def test_resnet18_batched_equals_the_module():
 def test_parameter_counts_of_the_paper():
     assert models.fashion_cnn().size == 228_586
     assert models.cifar_cnn().size == 2_218_314
+    assert models.lenet((3, 32, 32), 10).size == 62_006
+    assert models.lenet((1, 28, 28), 10).size == 44_426
+    assert models.mlp(784, 50, 10).size == 39_760 == 784 * 50 + 50 + 50 * 10 + 10
+    gates = [4 * 256 * (8 + 256 + 2), 4 * 256 * (256 + 256 + 2)]
+    assert models.char_lstm(80).size == 80 * 8 + sum(gates) + 257 * 80 == 819_920
+    assert models.char_lstm(90).size == 822_570
     for norm in ("group", "batch"):
         assert models.resnet18((3, 32, 16), 10, norm).size == 11_179_082
     for silos, widths, total in (

@@ -185,6 +185,67 @@ def small_cnn(shape: tuple[int, int, int], outputs: int) -> Model:
     return Model(_SmallCNN(shape, outputs), forward, kaiming_init(last="head"))
 
 
+class _LeNet(nn.Module):
+    def __init__(self, shape: tuple[int, int, int], classes: int) -> None:
+        super().__init__()
+        channels, height, width = shape
+        self.conv1 = nn.Conv2d(channels, 6, 5, device="meta")
+        self.conv2 = nn.Conv2d(6, 16, 5, device="meta")
+        left = [((side - 4) // 2 - 4) // 2 for side in (height, width)]
+        widths = (16 * left[0] * left[1], 120, 84, classes)
+        self.fc = nn.ModuleList(
+            nn.Linear(i, o, device="meta") for i, o in zip(widths[:-1], widths[1:], strict=True)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.relu(F.max_pool2d(self.conv1(x), 2))
+        h = F.relu(F.max_pool2d(self.conv2(h), 2)).flatten(1)
+        return self.fc[2](F.relu(self.fc[1](F.relu(self.fc[0](h)))))
+
+
+def lenet(shape: tuple[int, int, int], classes: int) -> Model:
+    """LeNet: two 5×5 convolutions without padding, 6 and 16 channels, and dense layers 120 and 84.
+
+    After each convolution comes 2×2 max pooling. ``lenet((3, 32, 32), 10)`` has 62,006 parameters,
+    ``lenet((1, 28, 28), 10)`` 44,426. The hierarchical paper gives these layers without the
+    channels, which are LeNet's. Weights start as PyTorch's do.
+
+    Parameters
+    ----------
+    shape
+        Channels, height and width of the input; height and width at least 16.
+    classes
+        Number of outputs.
+    """
+    for side in shape[1:]:
+        check_whole_number("Height or width", side, 16)
+
+    def forward(views: dict[str, Tensor], x: Tensor) -> Tensor:
+        layers = ("conv1", "conv2")
+        if x.device.type == "cpu":
+            each = [views[f"{layer}.{kind}"] for layer in layers for kind in ("weight", "bias")]
+            h = torch.stack([_lenet_alone(*one) for one in zip(x, *each, strict=True)])
+        else:
+            h = x
+            for layer in layers:  # the middle of a convolution with padding is one without
+                h = convolve(h, views[f"{layer}.weight"], views[f"{layer}.bias"])
+                h = F.max_pool2d(h[..., 2:-2, 2:-2].flatten(0, 1), 2)
+                h = F.relu(h).unflatten(0, x.shape[:2])
+            h = h.flatten(2)
+        for i in range(3):
+            h = _dense(views, f"fc.{i}", F.relu(h) if i else h)
+        return h
+
+    return Model(_LeNet(shape, classes), forward, uniform_init)
+
+
+def _lenet_alone(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor) -> Tensor:
+    """Convolve and pool one copy's images, with the channels last in memory: on a CPU faster."""
+    h = F.conv2d(x.to(memory_format=torch.channels_last), w1, b1)
+    h = F.conv2d(F.relu(F.max_pool2d(h, 2)), w2, b2)
+    return F.relu(F.max_pool2d(h, 2)).flatten(1)
+
+
 class _LSTM(nn.Module):
     """One LSTM layer and a dense head on its last state, for ``[B, T, features]``."""
 
@@ -220,6 +281,72 @@ def lstm(features: int, hidden: int, outputs: int = 1) -> Model:
         return uniform_init(name, shape, hidden, rng)
 
     return Model(_LSTM(features, hidden, outputs), forward, initialise)
+
+
+class _CharLSTM(nn.Module):
+    def __init__(self, symbols: int, embedding: int, hidden: int, layers: int) -> None:
+        super().__init__()
+        meta = dict(device="meta")
+        self.embed = nn.Embedding(symbols, embedding, **meta)
+        self.lstm = nn.LSTM(embedding, hidden, layers, batch_first=True, **meta)
+        self.head = nn.Linear(hidden, symbols, **meta)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.lstm(self.embed(x.long()))[0][:, -1])
+
+
+def char_lstm(symbols: int, embedding: int = 8, hidden: int = 256, layers: int = 2) -> Model:
+    """Predict the character that follows a window of them, ``[B, T]`` whole numbers (Shakespeare).
+
+    An embedding, LSTM layers one upon the other, and a dense head on the last state of the last
+    layer: one prediction a window, of the character after it, as the benchmark LEAF trains it
+    with its windows of 80. Weights start as PyTorch's do.
+
+    Parameters
+    ----------
+    symbols
+        Size of the alphabet, which is also the number of outputs.
+    embedding, hidden, layers
+        Width of the embedding, of each layer's state, and how many layers there are.
+    """
+    sizes = {"symbols": symbols, "embedding": embedding, "hidden": hidden, "layers": layers}
+    for name, size in sizes.items():
+        check_whole_number(name, size)
+
+    def forward(views: dict[str, Tensor], x: Tensor) -> Tensor:
+        if x.device.type == "cpu" and ((x < 0) | (x >= symbols)).any():
+            raise FedlibError(
+                f"Symbols are numbered 0 to {symbols - 1}; got {int(x.min())} to {int(x.max())}."
+            )
+        first = symbols * torch.arange(len(x), device=x.device).view(-1, 1, 1)
+        tables = views["embed.weight"].flatten(0, 1)  # those of all copies, one below the other
+        h = F.embedding(x.long() + first, tables).permute(0, 3, 2, 1)
+        for layer in range(layers):
+            h = _lstm_states(views, layer, h)
+        return _dense(views, "head", h[:, :, -1].transpose(1, 2))
+
+    def initialise(name, shape, fan_in, rng):
+        if name == "embed.weight":
+            return rng.standard_normal(tuple(shape))
+        return uniform_init(name, shape, hidden, rng)
+
+    return Model(_CharLSTM(symbols, embedding, hidden, layers), forward, initialise)
+
+
+def _lstm_states(views: dict[str, Tensor], layer: int, x: Tensor) -> Tensor:
+    """Run one LSTM layer over ``x[copies, in, T, B]``: its states, ``[copies, hidden, T, B]``."""
+    inward, again, *biases = (
+        views[f"lstm.{kind}_l{layer}"] for kind in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+    )
+    driven = torch.baddbmm(sum(biases).unsqueeze(2), inward, x.flatten(2)).unflatten(2, x.shape[2:])
+    h = c = x.new_zeros(len(x), again.shape[2], x.shape[3])
+    states = []
+    for gates in driven.unbind(2):
+        i, f, g, o = torch.baddbmm(gates, again, h).chunk(4, 1)
+        c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+        h = o.sigmoid() * c.tanh()
+        states.append(h)
+    return torch.stack(states, 2)
 
 
 class _Residual(nn.Module):

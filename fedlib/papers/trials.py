@@ -38,6 +38,14 @@ def federated(
     return Task(model, data, "cross_entropy" if classes else "half_square", l2=0.01)
 
 
+def _characters(model: Model, symbols: int) -> Task:
+    """Return a task on windows of random characters, ``[n, 6]``."""
+    rng, n = stream(0, "trial"), CLIENTS * SAMPLES
+    x, y = rng.integers(0, symbols, (n, 6)).astype(np.uint8), rng.integers(0, symbols, n)
+    parts = list(np.arange(n).reshape(CLIENTS, SAMPLES))
+    return Task(model, FederatedDataset.build(x, y, parts, x[:7], y[:7]), l2=0.01)
+
+
 def _own_module() -> Model:
     """Return a network that is mapped over the copies, with buffers and dropout."""
     layers = [nn.Linear(12, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.25), nn.Linear(8, 3)]
@@ -49,8 +57,10 @@ MODELS: dict[str, Callable[[Any], Task]] = {
     "mlp": lambda d: federated(models.mlp(12, 8, 3), 12, dtype=d),
     "fashion_cnn": lambda d: federated(models.fashion_cnn(), 1, 28, 28, dtype=d),
     "cifar_cnn": lambda d: federated(models.cifar_cnn(), 3, 32, 32, dtype=d, augment=True),
+    "lenet": lambda d: federated(models.lenet((1, 17, 18), 3), 1, 17, 18, dtype=d),
     "small_cnn": lambda d: federated(models.small_cnn((2, 8, 9), 3), 2, 8, 9, dtype=d),
     "lstm": lambda d: federated(models.lstm(4, 5, 3), 6, 4, dtype=d),
+    "char_lstm": lambda d: _characters(models.char_lstm(5, 3, 4), 5),
     "resnet18": lambda d: federated(models.resnet18((3, 16, 16), 3), 3, 16, 16, dtype=d),
     "linear": lambda d: federated(models.linear(12), 12, dtype=d, classes=0),
     "location": lambda d: federated(models.location(1), 1, dtype=d, classes=0),
