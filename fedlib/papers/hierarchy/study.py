@@ -26,7 +26,12 @@ from fedlib.papers.job import Job, Outcome, Settings, alike, checkpoint_file, jo
 from fedlib.population.delays import Deterministic, Law, ShiftedExponential
 from fedlib.schema import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-MODELS = {"softmax": models.softmax, "mlp": models.mlp}
+MODELS = {
+    "softmax": models.softmax,
+    "mlp": models.mlp,
+    "lenet": lambda channels, side, classes: models.lenet((channels, side, side), classes),
+    "char_lstm": models.char_lstm,
+}
 SPLITS = ("iid", "dirichlet", "groups", "labels")
 
 
