@@ -1,0 +1,1 @@
+"""Delay-sensitive hierarchical federated learning (Ali and Arafa, 2023)."""
