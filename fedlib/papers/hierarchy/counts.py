@@ -26,6 +26,8 @@ from fedlib.errors import FedlibError
 from fedlib.papers.bound import as_array
 from fedlib.population.delays import Deterministic, Law, ShiftedExponential
 
+NEAR = 1e-12  # a sum of rounded durations that is this near to the sync time has reached it
+
 
 def laws(delays: Sequence[float], sizes: Sequence[int]) -> tuple[list[Law], Law]:
     """Return the delay laws of the groups and of the server from the paper's eight numbers.
@@ -97,14 +99,14 @@ def survival(law: Law, sync: float) -> np.ndarray:
         For a sync time that is negative or not finite, or iterations that take no time.
     """
     sync, (c, m) = _check_sync(sync), _parts(law)
-    if c == m == 0:
+    if c == m == 0 < sync:
         raise FedlibError("Iterations that take no time never fill a sync time. Give a delay > 0.")
-    most = sync / c if c else math.inf
+    most = sync / c if c else math.inf if sync else 0.0
     if m:  # a Poisson variable of mean S / m exceeds this with probability below 1e-20
         most = min(most, sync / m + 10 * math.sqrt(sync / m) + 40)
     n = np.arange(1, math.ceil(most) + 1)
     left = sync - n * c
-    n, left = n[left > 0], left[left > 0]
+    n, left = (array[left > NEAR * sync] for array in (n, left))
     more = stats.poisson.sf(n - 1, left / m) if m else np.ones(len(n))
     return np.concatenate([[1.0], more[more > 0]])
 
@@ -125,7 +127,7 @@ def largest(law: Law, sync: float) -> float:
     sync, (c, _) = _check_sync(sync), _parts(law)
     if c == 0:
         return math.inf if sync > 0 else 1.0
-    return float(max(1, math.ceil(sync / c)))
+    return float(max(1, math.ceil((1 - NEAR) * sync / c)))
 
 
 def renewal(law: Law, sync: float) -> float:
@@ -255,12 +257,15 @@ class Averages:
     inverse, drift, before
         Of each group, ``[G]``, means over the rounds of ``1 / t``, of ``(t - 1)(2 t - 1) / 6``, and
         of the square of the *previous* round's t, zero in the first.
+    pairs
+        Of each two groups, ``[G, G]``, the mean of ``(t_i - 1)(t_j - 1)``.
     """
 
     rounds: float
     inverse: np.ndarray
     drift: np.ndarray
     before: np.ndarray
+    pairs: np.ndarray
 
 
 def averages(counts: Any) -> Averages:
@@ -278,7 +283,8 @@ def averages(counts: Any) -> Averages:
             + (f" with {t[~(t >= 1)][0]:g}." if t.size and (~(t >= 1)).any() else ".")
         )
     before = (t[:-1] ** 2).sum(0) / len(t)
-    return Averages(len(t), (1 / t).mean(0), ((t - 1) * (2 * t - 1) / 6).mean(0), before)
+    drift, pairs = ((t - 1) * (2 * t - 1) / 6).mean(0), (t - 1).T @ (t - 1) / len(t)
+    return Averages(len(t), (1 / t).mean(0), drift, before, pairs)
 
 
 def expected_averages(groups: Sequence[Law], server: Law, sync: float, time: float) -> Averages:
@@ -289,5 +295,9 @@ def expected_averages(groups: Sequence[Law], server: Law, sync: float, time: flo
         p = law_of(law, sync)
         t = np.arange(1, len(p) + 1)
         later = (rounds - 1) / rounds  # the first round has none before it
-        rows.append([p @ (1 / t), p @ ((t - 1) * (2 * t - 1) / 6), later * (p @ t**2)])
-    return Averages(rounds, *np.array(rows).T)
+        drift, before = p @ ((t - 1) * (2 * t - 1) / 6), later * (p @ t**2)
+        rows.append([p @ (1 / t), drift, before, p @ (t - 1), p @ (t - 1) ** 2])
+    inverse, drift, before, more, squares = np.array(rows).T
+    pairs = np.outer(more, more)  # groups are independent
+    np.fill_diagonal(pairs, squares)
+    return Averages(rounds, inverse, drift, before, pairs)
