@@ -747,6 +747,37 @@ def test_corollary_1():
     assert theory.corollary_1_rate(4, 1.0) == 0.5 and theory.corollary_1_rate(4, 10.0) == 0.1
 
 
+# ---- the printed box
+
+
+def box(lasts, T, add, strict):
+    """Rounds until line 4 of Algorithm 1 ends, at most a hundred; rounds of a fixed length."""
+    clock, rounds = 0.0, 0
+    while (clock < T if strict else clock <= T) and rounds < 100:
+        clock = clock + lasts if add else lasts
+        rounds += 1
+    return rounds
+
+
+def test_the_printed_clock_never_arrives():
+    """HFL-E2: line 21 assigns. HFL-E3: line 4 goes on at equality, Equation 13 does not."""
+    assert box(2.0, 10.0, add=False, strict=False) == 100
+    assert box(2.0, 10.0, add=True, strict=False) == 6
+    assert box(2.0, 10.0, add=True, strict=True) == 5
+    assert len(timeline(0, 0.0, 10.0, [Deterministic(1.5)], Deterministic(0.5)).end) == 5
+
+
+def test_an_index_that_stands_still_repeats_the_first_iteration():
+    """HFL-E4: x^2/2 from 8 with step 1/2, three iterations."""
+    x = [8.0, None]
+    for _ in range(3):
+        x[1] = x[0] - x[0] / 2  # line 10 with l = 1
+    y = 8.0
+    for _ in range(3):
+        y -= y / 2  # Equation 8
+    assert (x[1], y) == (4.0, 1.0)
+
+
 # ---- choosing the sync time
 
 PAIR = {"groups": [ShiftedExponential(1.0, 0.1)] * 2, "server": ShiftedExponential(10.0, 1.0)}
@@ -789,6 +820,22 @@ def test_when_waiting_cannot_pay_in_the_sharper_bound_either():
             assert min(values) == values[0]
         elif h * (1 - h) * N < 1.99:
             assert values[1] < values[0]
+
+
+def test_noise_wants_clients_in_the_fast_group_and_drift_in_the_slow():
+    """HFL-E9: Figure 10 with 30 clients; and its panels are one experiment with other labels."""
+    server, fast, slow = ShiftedExponential(10.0, 1.0), (1.0, 0.1), (7.0, 0.7)
+    groups = [ShiftedExponential(*fast), ShiftedExponential(*slow)]
+    known = counts.expected_averages(groups, server, 8.0, 1000.0)
+    other = counts.expected_averages(groups[::-1], server, 8.0, 1000.0)
+    found = []
+    for n in (5, 10, 15, 20, 25):
+        for rule in (theory.theorem_2, theory.theorem_2_sharper):
+            here = bound(rule, known, sizes=[n, 30 - n])
+            assert here.total == pytest.approx(bound(rule, other, sizes=[30 - n, n]).total)
+        found.append(here)
+    assert (np.diff([one["noise"] for one in found]) < 0).all()  # more in the fast group: less
+    assert (np.diff([one["drift"] for one in found]) > 0).all()
 
 
 def test_a_group_averages_its_noise_in_the_drift_too():
