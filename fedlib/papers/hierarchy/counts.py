@@ -257,12 +257,15 @@ class Averages:
     inverse, drift, before
         Of each group, ``[G]``, means over the rounds of ``1 / t``, of ``(t - 1)(2 t - 1) / 6``, and
         of the square of the *previous* round's t, zero in the first.
+    pairs
+        Of each two groups, ``[G, G]``, the mean of ``(t_i - 1)(t_j - 1)``.
     """
 
     rounds: float
     inverse: np.ndarray
     drift: np.ndarray
     before: np.ndarray
+    pairs: np.ndarray
 
 
 def averages(counts: Any) -> Averages:
@@ -280,7 +283,8 @@ def averages(counts: Any) -> Averages:
             + (f" with {t[~(t >= 1)][0]:g}." if t.size and (~(t >= 1)).any() else ".")
         )
     before = (t[:-1] ** 2).sum(0) / len(t)
-    return Averages(len(t), (1 / t).mean(0), ((t - 1) * (2 * t - 1) / 6).mean(0), before)
+    drift, pairs = ((t - 1) * (2 * t - 1) / 6).mean(0), (t - 1).T @ (t - 1) / len(t)
+    return Averages(len(t), (1 / t).mean(0), drift, before, pairs)
 
 
 def expected_averages(groups: Sequence[Law], server: Law, sync: float, time: float) -> Averages:
@@ -291,5 +295,9 @@ def expected_averages(groups: Sequence[Law], server: Law, sync: float, time: flo
         p = law_of(law, sync)
         t = np.arange(1, len(p) + 1)
         later = (rounds - 1) / rounds  # the first round has none before it
-        rows.append([p @ (1 / t), p @ ((t - 1) * (2 * t - 1) / 6), later * (p @ t**2)])
-    return Averages(rounds, *np.array(rows).T)
+        drift, before = p @ ((t - 1) * (2 * t - 1) / 6), later * (p @ t**2)
+        rows.append([p @ (1 / t), drift, before, p @ (t - 1), p @ (t - 1) ** 2])
+    inverse, drift, before, more, squares = np.array(rows).T
+    pairs = np.outer(more, more)  # groups are independent
+    np.fill_diagonal(pairs, squares)
+    return Averages(rounds, inverse, drift, before, pairs)
