@@ -269,13 +269,13 @@ def test_the_variance_of_a_round_by_all_its_outcomes():
     whole = sum(means.values()) / 3
     d2 = sum((m - whole) ** 2 for m in means.values()) / 3
     sigma2 = sum(Fraction(b - a, 2) ** 2 for a, b in g.values()) / 3
-    for again, kappa in ((True, 1), (False, Fraction(3 - 2, 3 - 1))):
+    for again, left in ((True, 1), (False, Fraction(3 - 2, 3 - 1))):
         cohorts = itertools.product(range(3), repeat=2)
         cohorts = [c for c in cohorts if again or c[0] != c[1]]
         rounds = [Fraction(u + v, 2) for a, b in cohorts for u in g[a] for v in g[b]]
         assert sum(rounds) / len(rounds) == whole
         found = sum((u - whole) ** 2 for u in rounds) / len(rounds)
-        assert found == sigma2 / 2 + d2 / 2 * kappa
+        assert found == sigma2 / 2 + d2 / 2 * left
 
 
 def test_a_minibatch_is_a_cohort_of_samples():
