@@ -100,7 +100,7 @@ def run(
 def wanted(profile: str = "paper") -> list[tuple[str, str]]:
     """Return the records that a GPU is wanted for, paper and experiment, the most wanted first.
 
-    They are all that compute on a data set; toys, processes and arithmetic take seconds on a CPU.
+    They are all that compute on a data set; toys, processes and arithmetic need no GPU.
     After :data:`FIRST` the order is that of the papers, in which tuning comes before what asks for
     it, with the ResNets, which take longest, at the end.
     """
