@@ -426,7 +426,7 @@ def hierarchy_loop(
             for batch in batches[:t]:
                 after = torch.zeros_like(x)
                 for n in clients:
-                    vector_to_parameters(y, module.parameters())
+                    vector_to_parameters(y.clone(), module.parameters())
                     optimizer.zero_grad()
                     out = module(task.data.x[batch.rows[n]])
                     cross_entropy(out, task.data.y[batch.rows[n]]).backward()
