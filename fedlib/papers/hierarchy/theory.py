@@ -203,7 +203,7 @@ def theorem_2(
     squares, balance = len(w) * w**2, kappa(sizes)
     return Bound(
         {
-            "B1": 2 * gap / (lr * known.rounds),
+            "B1": float(2 * gap / (lr * known.rounds)),
             "B2": 12 * each * balance**2,
             "B3": lr * L * balance * sigma2,
             "B4": 12 * each * float(squares @ known.before),
@@ -247,7 +247,7 @@ def theorem_2_sharper(
     variance = float(sigma2 / check_sizes(sizes).sum() * (w @ known.inverse))
     return Bound(
         {
-            "start": 2 * gap / (lr * known.rounds),
+            "start": float(2 * gap / (lr * known.rounds)),
             "noise": a * variance,
             "drift": b * h**2 / 4 * float(pull @ known.pairs @ pull),
         }
@@ -309,8 +309,9 @@ class SyncTimes:
 
     @property
     def best(self) -> float:
-        """The sync time with the smallest bound."""
-        return float(self.syncs[self.totals.argmin()])
+        """The sync time with the smallest bound; the first of those that differ by rounding."""
+        least = self.totals.min()
+        return float(self.syncs[(self.totals <= least + 1e-9 * abs(least)).argmax()])
 
 
 def best_sync(
