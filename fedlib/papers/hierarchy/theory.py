@@ -203,7 +203,7 @@ def theorem_2(
     squares, balance = len(w) * w**2, kappa(sizes)
     return Bound(
         {
-            "B1": float(2 * gap / (lr * known.rounds)),
+            "B1": 2 * gap / (lr * known.rounds),
             "B2": 12 * each * balance**2,
             "B3": lr * L * balance * sigma2,
             "B4": 12 * each * float(squares @ known.before),
@@ -247,7 +247,7 @@ def theorem_2_sharper(
     variance = float(sigma2 / check_sizes(sizes).sum() * (w @ known.inverse))
     return Bound(
         {
-            "start": float(2 * gap / (lr * known.rounds)),
+            "start": 2 * gap / (lr * known.rounds),
             "noise": a * variance,
             "drift": b * h**2 / 4 * float(pull @ known.pairs @ pull),
         }
