@@ -6,6 +6,7 @@ another, the command goes on: what the same code has found on the same device is
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib
@@ -31,8 +32,8 @@ from fedlib.evidence import catalogue, experiments, records
 from fedlib.papers import trials as shared
 from fedlib.papers.trials import Trial
 
-WANTED = [("participation", name) for name in ("fig1", "fig2", "figD3", "figD2", "figD1")]
-"""The records that a GPU is wanted for, the most wanted first."""
+FIRST = [("participation", name) for name in ("fig1", "fig2", "figD3", "figD2", "figD1")]
+"""The records that a GPU is wanted for most; :func:`wanted` names the others."""
 
 TOLERANCE = {"float64": 1e-9, "float32": 1e-3}
 """How far a device may end from the CPU after some rounds, as a part of the way gone."""
@@ -67,7 +68,7 @@ def run(
         To spend. What is under way when they are over is kept, and goes on the next time.
     out
         Folder for everything: ``gpu.json`` and ``gpu.txt``, ``seeds/DEVICE/N`` with a record of
-        each seed, ``records`` with those of all seeds joined.
+        each seed, ``seeds/DEVICE/tuning`` with what was tuned, ``records`` with all seeds joined.
     device
         ``"auto"``, ``"cuda"`` or ``"cpu"``, where the same code runs on the same path.
     profile
@@ -87,12 +88,31 @@ def run(
             "PyTorch sees no CUDA device here. To try this command on a CPU, in half a minute:\n"
             "  fedlib gpu --device cpu --profile smoke"
         )
-    until, wanted = time.monotonic() + 60 * minutes, WANTED[:1] if profile == "smoke" else WANTED
-    needed = {catalogue.settings(*names, profile)["dataset"] for names in wanted}  # or an error
+    until = time.monotonic() + 60 * minutes
+    chosen = FIRST[:1] if profile == "smoke" else wanted(profile)
+    needed = {catalogue.settings(*names, profile)["dataset"] for names in chosen}  # or an error
     place, home = experiments.choose_device(device), files.make_folder(Path(out))
     experiments.set_precision(tf32)
     with files.only_one(home / ".gpu.lock", "fedlib gpu"):
-        return _all_parts(until, home, place, profile, tf32, wanted, sorted(needed), tell)
+        return _all_parts(until, home, place, profile, tf32, chosen, sorted(needed), tell)
+
+
+def wanted(profile: str = "paper") -> list[tuple[str, str]]:
+    """Return the records that a GPU is wanted for, paper and experiment, the most wanted first.
+
+    They are all that compute on a data set; toys, processes and arithmetic need no GPU.
+    After :data:`FIRST` the order is that of the papers, in which tuning comes before what asks for
+    it, with the ResNets, which take longest, at the end.
+    """
+    rest, last = [], []
+    for paper in catalogue.papers():
+        for name in catalogue.names(paper):
+            if (paper, name) in FIRST or profile not in catalogue.profiles(paper, name):
+                continue
+            s = catalogue.settings(paper, name, profile)
+            if {"dataset", "seeds"} <= s.keys():
+                (last if "resnet18" in s.get("model", []) else rest).append((paper, name))
+    return [*FIRST, *rest, *last]
 
 
 def _all_parts(
@@ -368,26 +388,31 @@ def _records(
     rows: list[dict[str, Any]] = []
     tell(f"\n3. Records of profile {profile}, seed by seed.")
     for paper, experiment in wanted:
-        seeds = range(1, 1 + catalogue.settings(paper, experiment, profile)["seeds"])
+        s = catalogue.settings(paper, experiment, profile)
+        seeds = experiments.choose_seeds(s, None)
         name = f"{paper}/{experiment}.{profile}"
         row = {"record": name, "seeds": len(seeds), "done": [], "joined": False, "under way": ""}
         rows.append(row)
-        sources = [home / "seeds" / (place + "-tf32" * tf32) / str(seed) for seed in seeds]
+        # a grid grows for all its seeds alike, so these stay together
+        parts = {"tuning": seeds} if "tunes" in s else {str(seed): (seed,) for seed in seeds}
+        folder = home / "seeds" / (place + "-tf32" * tf32)
         try:
-            for seed, source in zip(seeds, sources, strict=True):
-                if not _there(paper, experiment, profile, source):
-                    row["under way"] = f"seed {seed}"
-                    tell(f"   {row['record']}: seed {seed} is begun, or goes on")
+            for part, own in parts.items():
+                if "tuned" in s:
+                    _hand_on(paper, s["tuned"], profile, folder / "tuning", folder / part)
+                if not _there(paper, experiment, profile, folder / part):
+                    row["under way"] = part if "tunes" in s else f"seed {part}"
+                    tell(f"   {row['record']}: {row['under way']} is begun, or goes on")
                     experiments.run(
-                        paper, experiment, profile, [seed], place, source,
+                        paper, experiment, profile, [*own], place, folder / part,
                         sys.stderr.isatty(), tf32, until,
                     )  # fmt: skip
-                row["done"].append(seed)
+                row["done"] += own
                 row["under way"] = ""
                 keep("records", rows)
-            joined = records.join(paper, experiment, profile, sources, home / "records")
+            path = _join(paper, experiment, profile, [folder / part for part in parts], home)
             row["joined"] = True
-            tell(f"   Wrote {joined.path}")
+            tell(f"   Wrote {path}")
         except OutOfTime as stopped:
             row["under way"] += f", {stopped}"
             tell(f"   {row['record']}: {row['under way']}")
@@ -397,6 +422,24 @@ def _records(
             tell(f"   {row['record']}: {error}")
         finally:
             keep("records", rows)
+
+
+def _join(paper: str, experiment: str, profile: str, parts: Sequence[Path], home: Path) -> Path:
+    """Put the records of some folders together in the folder ``records``."""
+    if len(parts) > 1:
+        return records.join(paper, experiment, profile, parts, home / "records").path
+    _hand_on(paper, experiment, profile, parts[0], home / "records")
+    return records.load(paper, experiment, profile, home / "records").path
+
+
+def _hand_on(paper: str, experiment: str, profile: str, source: Path, target: Path) -> None:
+    """Copy a record to another folder, if it is there and the other is not the same."""
+    with contextlib.suppress(records.MissingRecord):
+        held = records.load(paper, experiment, profile, source)
+        with contextlib.suppress(records.MissingRecord):
+            if records.load(paper, experiment, profile, target).manifest == held.manifest:
+                return
+        records.save(target, held.frame, held.manifest)
 
 
 def _there(paper: str, experiment: str, profile: str, source: Path) -> bool:

@@ -70,7 +70,8 @@ def test_its_question_is_answered(followed, monkeypatch):
     (row,) = findings.answers("meet")
     shown = re.search(r"lower than one\n +(\S+ ± \S+),", said).group(1)
     assert row.outcome == "holds" and row.claim == "MEET-C1" and not row.front
-    assert row.answer == f"Yes: with as many steps, twenty rounds end lower than one, by {shown}."
+    said = f"Yes, with as many steps. One round minus twenty: {shown}."
+    assert row.answer == f"{said} Measured at reduced scale."
 
 
 def test_its_page_shows_claim_measurement_and_erratum(followed):

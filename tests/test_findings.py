@@ -60,9 +60,41 @@ def test_the_answer_is_that_of_the_outcome(paper, outcome, monkeypatch):
     monkeypatch.setattr(claims, "checks", lambda *asked: [other, made])
     (row,) = findings.answers("made")
     words = {"holds": "One, by", "contradicted": "Not one:", "undecided": "Open:"}[outcome]
-    assert row.answer == f"{words} 0.3 ± 0.1." and (row.outcome, row.front) == (outcome, True)
+    assert row.answer == f"{words} 0.3 ± 0.1. Measured at reduced scale."
+    assert (row.outcome, row.front) == (outcome, True)
     told = Chapter("made").found()._repr_markdown_()
     assert f"* **Which?** {row.answer} (A-C1)" in told
+
+
+@pytest.mark.parametrize(
+    ("kind", "full", "said"),
+    [
+        ("measured", False, "One, by 1. Measured at reduced scale."),
+        ("measured", True, "One, by 1."),
+        ("arithmetic", False, "One, by 1."),
+    ],
+)
+def test_an_answer_says_its_scale_where_that_matters(paper, kind, full, said, monkeypatch):
+    page = paper / "claims.toml"
+    page.write_text(CLAIM.replace('"measured"', f'"{kind}"'))
+    check = claims.Check("one is better", "above 0", "1", "holds", full=full)
+    larger = claims.Check("something else", "above 0", "9", "holds", full=not full)
+    monkeypatch.setattr(claims, "checks", lambda *asked: [larger, check])
+    (row,) = findings.answers("made")
+    assert row.answer == said
+    verdict = claims.verdict({"kind": kind}, [check])
+    assert (verdict == "at reduced scale") == ("reduced scale" in said), "as the verdict does"
+
+
+def test_a_box_above_new_runs_speaks_of_the_stored_records_and_says_so(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(findings, "answers", lambda paper, out: asked.append(out) or [])
+    said = "**What we found**, in the stored records and not in this run\n"
+    assert Chapter("participation", "smoke").found().text == said
+    assert Chapter("participation", "smoke", out=tmp_path).found().text == said
+    assert Chapter("participation").found().text == "**What we found**\n"
+    Chapter("participation", out=tmp_path).found()
+    assert asked == [None, None, None, tmp_path]
 
 
 def test_without_a_record_there_is_no_answer(paper, tmp_path):

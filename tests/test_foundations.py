@@ -15,7 +15,10 @@ import pytest
 import torch
 from scipy import integrate, stats
 
+from fedlib.engine import local, models
+from fedlib.engine.data import Batch, FederatedDataset
 from fedlib.engine.mixing import Groups, mix
+from fedlib.engine.tasks import Task
 from fedlib.population.delays import Deterministic, ShiftedExponential
 
 HOME = pages.ROOT / "notebooks" / "01_foundations"
@@ -269,13 +272,13 @@ def test_the_variance_of_a_round_by_all_its_outcomes():
     whole = sum(means.values()) / 3
     d2 = sum((m - whole) ** 2 for m in means.values()) / 3
     sigma2 = sum(Fraction(b - a, 2) ** 2 for a, b in g.values()) / 3
-    for again, kappa in ((True, 1), (False, Fraction(3 - 2, 3 - 1))):
+    for again, left in ((True, 1), (False, Fraction(3 - 2, 3 - 1))):
         cohorts = itertools.product(range(3), repeat=2)
         cohorts = [c for c in cohorts if again or c[0] != c[1]]
         rounds = [Fraction(u + v, 2) for a, b in cohorts for u in g[a] for v in g[b]]
         assert sum(rounds) / len(rounds) == whole
         found = sum((u - whole) ** 2 for u in rounds) / len(rounds)
-        assert found == sigma2 / 2 + d2 / 2 * kappa
+        assert found == sigma2 / 2 + d2 / 2 * left
 
 
 def test_a_minibatch_is_a_cohort_of_samples():
@@ -382,3 +385,17 @@ def test_the_share_that_other_columns_explain(splits):
     assert explained(3 * x + 1, x) == pytest.approx(1)
     assert explained(x + noise, x) == pytest.approx(0.5, abs=0.03)
     assert explained(noise, x) == pytest.approx(0, abs=0.003)
+
+
+# --- speed ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("copies", [1, 50, 484, 485, 969, 1500, 5000])
+def test_pieces_are_counted_as_the_engine_cuts_them(copies):
+    model = models.softmax(60, 2)
+    data = FederatedDataset.build(np.zeros((20, 60), np.float32), np.zeros(20, int), [range(20)])
+    task = Task(model, data)
+    theta, batch = torch.zeros(copies, model.size), Batch(torch.zeros(copies, 16, dtype=int))
+    fits = local._copies_at_once(task, theta, [batch], "threads")
+    counted = page("3_speed")["pieces"](copies, model.size + 16 * 60)
+    assert counted == len(local._cut(copies, fits))

@@ -23,7 +23,7 @@ from fedlib.cli import app
 from fedlib.engine import convolution, local, recording
 from fedlib.engine.simulation import OutOfTime, simulate
 from fedlib.errors import FedlibError
-from fedlib.evidence import experiments, records
+from fedlib.evidence import catalogue, experiments, records
 from fedlib.papers.trials import TRIALS
 
 ROOT = Path(fedlib.__file__).parents[1]
@@ -220,13 +220,51 @@ def test_a_seed_of_other_code_is_made_again_and_stops_no_other_record(tmp_path, 
         raise RuntimeError("CUDA out of memory")
 
     monkeypatch.setattr(experiments, "run", full)
-    monkeypatch.setattr(gpu, "WANTED", [("participation", "fig2"), ("participation", "fig1")])
+    both = [("participation", "fig2"), ("participation", "fig1")]
     told = []
-    gpu._records(
-        gpu.WANTED, "smoke", "cpu", False, math.inf, tmp_path, found.__setitem__, told.append
-    )
+    gpu._records(both, "smoke", "cpu", False, math.inf, tmp_path, found.__setitem__, told.append)
     assert [row["joined"] for row in found["records"]] == [False, True]
     assert found["records"][0]["under way"] == "CUDA out of memory"
+
+
+ON_A_CPU = {  # no data set: a toy, a process, a Gaussian, arithmetic, a small least-squares problem
+    "participation": ["figB1", "figB2", "factor", "speedup"],
+    "tiers": ["latency", "theorem"],
+}
+
+
+def test_no_experiment_of_the_book_is_forgotten():
+    found = gpu.wanted()
+    assert found[: len(gpu.FIRST)] == gpu.FIRST and len(set(found)) == len(found)
+    for paper, seconds in ON_A_CPU.items():
+        left_out = [name for name in catalogue.names(paper) if (paper, name) not in found]
+        assert left_out == seconds
+    assert {paper for paper, _ in found} == ON_A_CPU.keys()
+    for paper, name in found:
+        s = catalogue.settings(paper, name, "paper")
+        if "tuned" in s:
+            assert found.index((paper, s["tuned"])) < found.index((paper, name))
+    deep = [catalogue.settings(*names, "paper").get("model", [""])[0] for names in found]
+    assert deep[-4:] == ["resnet18"] * 4 and "resnet18" not in deep[:-4]
+    with pytest.raises(FedlibError, match="Unknown profile"):
+        gpu.run(1, "nowhere", "cpu", "huge")
+
+
+def test_what_is_tuned_is_handed_on_to_every_seed(tmp_path):
+    both = [("tiers", "rates-images"), ("tiers", "fig3")]
+    asked = both, "smoke", "cpu", False, math.inf, tmp_path
+    found, told = {}, []
+    gpu._records(*asked, found.__setitem__, told.append)
+    tuning, tuned = found["records"]
+    assert tuning["done"] == [1001, 1002] and tuned["done"] == [1, 2]
+    assert tuning["joined"] and tuned["joined"]
+    held = [records.load("tiers", name, "smoke", tmp_path / "records") for _, name in both]
+    assert [r.manifest["seeds"] for r in held] == [[1001, 1002], [1, 2]]
+    assert held[1].manifest["tuning"]["rows"] == held[0].manifest["rows"]
+    assert [r.state.word for r in held] == ["fresh", "fresh"]
+    told.clear()
+    gpu._records(*asked, found.__setitem__, told.append)
+    assert not [line for line in told if "is begun" in line], "nothing is done twice"
 
 
 @pytest.mark.parametrize(
@@ -368,7 +406,7 @@ def test_seeds_of_two_precisions_have_folders_of_their_own(tmp_path, monkeypatch
 
     monkeypatch.setattr(experiments, "run", refuse)
     found = {}
-    gpu._records(gpu.WANTED[:1], "smoke", "cpu", tf32, math.inf, tmp_path, found.__setitem__, print)
+    gpu._records(gpu.FIRST[:1], "smoke", "cpu", tf32, math.inf, tmp_path, found.__setitem__, print)
     assert found["records"][0]["under way"] == "asked"
 
 

@@ -40,6 +40,7 @@ CASES = {
     "lenet": (lambda: models.lenet((3, 32, 32), 10), (3, 32, 32)),
     "lenet, grey": (lambda: models.lenet((1, 17, 18), 3), (1, 17, 18)),
     "small_cnn": (lambda: models.small_cnn((1, 8, 12), 3), (1, 8, 12)),
+    "normed_cnn": (lambda: models.normed_cnn((1, 4, 6), 3), (1, 4, 6)),
     "lstm": (lambda: models.lstm(5, 4, 3), (6, 5)),
     "any module": (lambda: models.Model(_Plain()), (8,)),
 }

@@ -185,6 +185,46 @@ def small_cnn(shape: tuple[int, int, int], outputs: int) -> Model:
     return Model(_SmallCNN(shape, outputs), forward, kaiming_init(last="head"))
 
 
+def normed_cnn(shape: tuple[int, int, int], outputs: int, norm: str = "group") -> Model:
+    """Two 3×3 convolutions (8 and 16 channels), each normalised, and a dense head.
+
+    The smallest network in which the choice of norm can be seen; see :func:`resnet18` for it.
+
+    Parameters
+    ----------
+    shape
+        Channels, height and width of the input; height and width at least 2.
+    outputs
+        Embedding width or number of classes.
+    norm
+        ``"group"``: four groups of channels. ``"batch"``: the statistics of the current batch, when
+        trained and when evaluated; an incomplete batch must not be padded.
+    """
+    kinds = {
+        "group": lambda c: nn.GroupNorm(4, c, device="meta"),
+        "batch": lambda c: nn.BatchNorm2d(c, track_running_stats=False, device="meta"),
+    }
+    if norm not in kinds:
+        raise unknown("norm", norm, kinds)
+    for side in shape[1:]:
+        check_whole_number("Height or width", side, 2)
+    channels, height, width = shape
+    left = 16 * (height // 2) * (width // 2)
+    layers = [
+        *(nn.Conv2d(channels, 8, 3, padding=1, device="meta"), kinds[norm](8), nn.ReLU()),
+        nn.MaxPool2d(2),
+        *(nn.Conv2d(8, 16, 3, padding=1, device="meta"), kinds[norm](16), nn.ReLU()),
+        *(nn.Flatten(), nn.Linear(left, outputs, device="meta")),
+    ]
+
+    def initialise(name, shape, fan_in, rng):
+        if name.startswith(("1.", "5.")):  # the norms
+            return np.full(tuple(shape), float(name.endswith("weight")))
+        return uniform_init(name, shape, fan_in, rng)
+
+    return Model(nn.Sequential(*layers), None, initialise)
+
+
 class _LeNet(nn.Module):
     def __init__(self, shape: tuple[int, int, int], classes: int) -> None:
         super().__init__()

@@ -674,9 +674,14 @@ def verdict(claim: dict[str, Any], checks: list[Check]) -> str:
         return MIXED if HOLDS in outcomes else NOT
     if UNDECIDED in outcomes:
         return UNDECIDED
-    if claim["kind"] == "measured" and not all(check.full for check in checks if check.essential):
+    if reduced(claim, [check for check in checks if check.essential]):
         return REDUCED
     return KINDS[claim["kind"]]
+
+
+def reduced(claim: dict[str, Any], checks: list[Check]) -> bool:
+    """Say whether a measured claim's checks had less than the paper's data and scale."""
+    return claim["kind"] == "measured" and not all(check.full for check in checks)
 
 
 def checks(paper: str, claim: str, out: str | Path | None = None) -> list[Check]:

@@ -1,7 +1,8 @@
 """What a paper's records answer: questions as readers bring them, each tied to one check.
 
 A ``findings.toml`` has an answer for every outcome that the check may have. Which of them is shown
-follows from the records, like the verdicts; nobody picks one.
+follows from the records, like the verdicts; nobody picks one. Where they have less than the paper's
+data and scale, the answer says so.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Finding:
     question
         As readers bring it.
     answer
-        By the outcome of the check.
+        By the outcome of the check, with a word on its scale.
     claim
         The claim that the check belongs to.
     outcome
@@ -96,12 +97,18 @@ def answers(paper: str, out: str | Path | None = None) -> list[Finding]:
     page = paths.paper_folder(paper) / "findings.toml"
     if not page.is_file():
         raise FedlibError(f"There is no {page}.")
-    found = []
+    found, known = [], {claim["id"]: claim for claim in claims.table(paper)}
     for entry in _read(page, paper):
         (check,) = (c for c in claims.checks(paper, entry["claim"], out)
                     if c.quantity == entry["check"])  # fmt: skip
-        said = entry.get(check.outcome, "There is no record yet that could say.")
-        answer = said.replace("{measured}", check.measured)
+        answer = _answer(entry, check, claims.reduced(known[entry["claim"]], [check]))
         front = entry.get("front", False)
         found.append(Finding(entry["question"], answer, entry["claim"], check.outcome, front))
     return found
+
+
+def _answer(entry: Entry, check: claims.Check, reduced: bool) -> str:
+    if check.outcome not in entry:
+        return "There is no record yet that could say."
+    said = entry[check.outcome].replace("{measured}", check.measured)
+    return f"{said} Measured {claims.REDUCED}." if reduced else said

@@ -184,10 +184,15 @@ class Chapter:
         return table[columns].style.hide(axis="index")
 
     def found(self) -> Told:
-        """Return what the records answer to readers' questions, each with its claim."""
-        told = findings.answers(self.paper, self.where)
+        """Return what stored records answer to readers' questions, each with its claim.
+
+        At a profile that runs, the new records are not there yet; their verdicts follow below.
+        """
+        running = self.profile != "replay"
+        title = "**What we found**" + running * ", in the stored records and not in this run"
+        told = findings.answers(self.paper, None if running else self.out)
         lines = [f"* **{row.question}** {row.answer} ({row.claim})" for row in told]
-        return Told("\n".join(["**What we found**", "", *lines]))
+        return Told("\n".join([title, "", *lines]))
 
     def claims(self) -> Any:
         """Return all claims of the paper with their verdicts as a table."""

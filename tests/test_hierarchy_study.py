@@ -1,0 +1,134 @@
+"""What the hierarchy chapter runs: splits between groups, even times, groups alone, gradients."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from numpy.testing import assert_allclose
+from test_hierarchy import QUICK, SERVER, states, task_of
+
+from fedlib.engine.draws import draw_one
+from fedlib.engine.simulation import History
+from fedlib.errors import FedlibError
+from fedlib.papers.hierarchy import HierarchicalSGD, study, theorems
+from fedlib.papers.hierarchy.clock import Timeline
+from fedlib.population.delays import Deterministic
+
+LABELS = np.random.default_rng(0).integers(0, 10, 4000)
+
+
+def dealt(seed=1, **settings):
+    return study.deal(LABELS, dict(groups=[4, 8]) | settings, seed)
+
+
+@pytest.mark.parametrize("split", study.SPLITS)
+def test_every_sample_goes_to_one_client_anew_for_each_seed(split):
+    parts, other = (dealt(seed, split=split, alpha=5.0) for seed in (1, 2))
+    assert len(parts) == 12
+    assert (np.sort(np.concatenate(parts)) == np.arange(len(LABELS))).all()
+    assert any(len(a) != len(b) or (a != b).any() for a, b in zip(parts, other, strict=True))
+    again = dealt(1, split=split, alpha=5.0)
+    assert all((a == b).all() for a, b in zip(parts, again, strict=True))
+
+
+def test_groups_with_labels_of_their_own_share_none_and_clients_hold_few():
+    parts = dealt(split="labels")
+    held = [set(LABELS[part]) for part in parts]
+    first, second = set.union(*held[:4]), set.union(*held[4:])
+    assert not first & second and len(first) == len(second) == 5
+    assert max(map(len, held)) <= 4  # two shards, each within a label or on the border of two
+    assert set.union(*(set(LABELS[p]) for p in dealt(2, split="labels")[:4])) != first
+
+
+def test_inside_a_group_of_dirichlet_data_clients_are_alike():
+    parts = dealt(split="groups", alpha=0.1)
+    share = [np.bincount(LABELS[part], minlength=10) / len(part) for part in parts]
+    inside = max(np.abs(share[i] - share[0]).max() for i in range(4))
+    between = np.abs(np.mean(share[:4], 0) - np.mean(share[4:], 0)).max()
+    assert inside < 0.15 < 0.2 < between
+    sizes = [len(part) for part in parts]
+    assert max(sizes[:4]) - min(sizes[:4]) <= 1 and max(sizes[4:]) - min(sizes[4:]) <= 1
+
+
+def test_a_group_alone_has_its_own_clients():
+    whole = dealt(split="groups")
+    for i, rows in enumerate((whole[:4], whole[4:])):
+        alone = dealt(split="groups", isolated=i)
+        assert all((a == b).all() for a, b in zip(alone, rows, strict=True))
+
+
+def test_an_unknown_split_is_named():
+    with pytest.raises(FedlibError, match="dirichlet"):
+        dealt(split="diriclet")
+
+
+def test_a_group_alone_is_one_that_never_meets_the_others():
+    task = task_of()
+    apart = HierarchicalSGD((2, 4), 0.2, 15.0, 15.0, QUICK, SERVER, 2)
+    data = type(task.data).build(task.data.x, task.data.y, task.data.parts[:2])
+    alone = HierarchicalSGD((2,), 0.2, 0.0, 15.0, QUICK, Deterministic(0.0), 2)
+    own = type(task)(task.model, data)
+    rounds = alone.rounds((3,))
+    assert rounds > 5 and apart.rounds((3,)) == 1
+    assert_allclose(
+        states(alone, own, rounds, (3,))[-1].x, states(apart, task, 1, (3,))[0].y[:, 0], atol=1e-13
+    )
+
+
+def test_rows_at_even_times_hold_the_last_completed_round():
+    rows = [
+        dict(run="a", seed=7, round=u, clock=0.0, split="test", metric="accuracy", value=float(u))
+        for u in range(4)
+    ]
+    line = Timeline(
+        np.ones((3, 1), int), np.ones((3, 1)), np.ones(3), np.array([3.0, 4.0, 11.0]), ()
+    )
+    history = History(pd.DataFrame(rows), None, {"a": {7: 2}})
+    frame, lost = study.on_time(history, "a", (7,), [line], 10.0, 5)
+    told = frame[frame["split"] == "test"]
+    assert told["clock"].tolist() == [0, 2, 4, 6, 8, 10]
+    assert told["value"].tolist() == told["rounds"].tolist() == [0, 0, 2, 2, 2, 2]
+    assert told["round"].tolist() == list(range(6)) and lost == {7: 2}
+    whole = frame[frame["split"] == "clock"].set_index("metric")["value"]
+    assert whole["rounds"] == 3 and whole["round length"] == pytest.approx(11 / 3)
+
+
+def test_delay_laws_come_from_the_eight_numbers_or_from_what_replaces_them():
+    s = dict(delays=[0.1, 1.4, 0.01, 0.14, 4.0, 2.0, 0.5, 1.0], groups=[10, 20])
+    (a, b), server = study.laws(s)
+    assert (a.shift, a.mean, b.shift, b.mean) == pytest.approx((2.4, 0.24, 3.4, 0.34))
+    assert (server.shift, server.mean) == pytest.approx((10.0, 2.0))
+    (a, b), server = study.laws(s | dict(shifts=[1.0, 7.0], server_shift=30.0))
+    assert (a.shift, a.mean, b.shift, b.mean) == pytest.approx((1.0, 0.1, 7.0, 0.7))
+    assert (server.shift, server.mean) == pytest.approx((30.0, 2.0))
+
+
+def test_gradients_of_groups_are_means_over_their_clients():
+    task, groups = theorems.problem(6), (2, 4)
+    theta = torch.from_numpy(np.random.default_rng(0).normal(size=(1, 2, task.size)))
+    found = theorems.group_gradients(task, groups, theta)
+    for i, clients in enumerate((range(2), range(2, 6))):
+        assert_allclose(found[0, i], task.client_gradients(theta[:, i])[list(clients)].mean(0))
+    at = theta[:, 0]
+    assert_allclose(
+        theorems.global_gradient(task, groups, at), task.client_gradients(at).mean(0)[None]
+    )
+    rows = task.data.x.square().sum(1)
+    assert_allclose(rows, 1.0)  # so that every gradient of a sample has a norm of at most one
+
+
+def test_walking_the_paths_ends_where_the_round_ends():
+    task = theorems.problem(6)
+    algorithm = HierarchicalSGD((2, 4), 0.5, 3.0, 40.0, QUICK, SERVER, 2)
+    state = algorithm.init(task, (0, 1))
+    drawn = draw_one(algorithm, state, task)
+    total, ends = theorems.along_the_paths(algorithm, task, state, drawn)
+    after, _ = algorithm.round(state, task, drawn)
+    assert_allclose(ends, after.y, atol=1e-14)
+    y, cursor, squares = state.x[0], np.zeros((1, 6), dtype=np.int64), 0.0
+    for _ in range(drawn.counts[0, 0]):
+        squares += task.client_gradients(y)[:2].mean(0).square().sum()
+        (batch,), cursor = task.data.next_batches((0,), torch.tensor([[0, 1]]), cursor, 1, 2)
+        y = y - 0.5 * task.grad(y.repeat(2, 1), batch).mean(0)
+    assert_allclose(total[0, 0], squares, rtol=1e-12)
+    assert_allclose(ends[0, 0], y, atol=1e-14)
