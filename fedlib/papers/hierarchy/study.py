@@ -275,12 +275,13 @@ def _whole(name: str, seed: int, line: Any, time: float) -> pd.DataFrame:
     """Return what is to be told of a run as a whole."""
     U = len(line.end)
     values = {"rounds": U, "round length": line.end[-1] / U}
-    for i, total in enumerate(line.counts.sum(0)):
-        values[f"iterations of group {i}"] = total / np.count_nonzero(line.counts[:, i])
-        if hasattr(line, "idle"):
-            values[f"idle time of group {i}"] = line.idle[:, i].mean()
-        else:
-            values[f"staleness of group {i}"] = line.staleness[line.counts[:, i] > 0, i].mean()
+    for i, counts in enumerate(line.counts.T):
+        there = counts > 0  # a group that is merged as it arrives may never have
+        if there.any():
+            values[f"iterations of group {i}"] = counts[there].mean()
+            noted = "idle time" if hasattr(line, "idle") else "staleness"
+            other = line.idle if noted == "idle time" else line.staleness
+            values[f"{noted} of group {i}"] = other[there, i].mean()
     rows = [dict(metric=metric, value=float(value)) for metric, value in values.items()]
     whole = dict(run=name, seed=seed, round=0, clock=line.end[-1], rounds=U, split="clock")
     return pd.DataFrame(rows).assign(**whole)
