@@ -275,10 +275,10 @@ def _whole(name: str, seed: int, line: Any, time: float) -> pd.DataFrame:
     """Return what is to be told of a run as a whole."""
     U = len(line.end)
     values = {"rounds": U, "round length": line.end[-1] / U}
-    for i, counts in enumerate(line.counts.T):
-        there = counts > 0  # a group that is merged as it arrives may never have
+    for i, iterations in enumerate(line.counts.T):
+        there = iterations > 0  # a group that is merged as it arrives may never have been
         if there.any():
-            values[f"iterations of group {i}"] = counts[there].mean()
+            values[f"iterations of group {i}"] = iterations[there].mean()
             noted = "idle time" if hasattr(line, "idle") else "staleness"
             other = line.idle if noted == "idle time" else line.staleness
             values[f"{noted} of group {i}"] = other[there, i].mean()
