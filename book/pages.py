@@ -137,11 +137,22 @@ def papers() -> Iterator[str]:
     listed = [about for about in told if "question" in about]
     for number, about in enumerate(listed, start=1):
         links = _links(about)
-        state = {0: "In preparation", len(PARTS): "This chapter is complete: "}
+        whole = "This chapter is complete: "
+        if len(links) == len(PARTS) and (waiting := _without_record(about)):
+            whole = f"Written; {waiting} of its claims still wait for a record: "
+        state = {0: "In preparation", len(PARTS): whole}
         yield (
             f"{number}. **{about['question']}** {about['about']} *{about['short']}*, "
             f"{_source(about)}. {state.get(len(links), 'So far: ')}{', '.join(links)}."
         )
+
+
+def _without_record(about: dict[str, str]) -> int:
+    """Count the claims of a paper for which nothing has been run."""
+    from fedlib.evidence import claims
+
+    names = [n for n, home in paths.papers("claims.toml").items() if paths.about(home) == about]
+    return sum(row["verdict"] == claims.NO_RECORD for n in names for row in claims.judge(n))
 
 
 def scoreboard() -> Iterator[str]:

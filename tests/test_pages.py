@@ -10,7 +10,7 @@ import pytest
 
 from fedlib import paths
 from fedlib.errors import FedlibError
-from fedlib.evidence import records
+from fedlib.evidence import claims, records
 
 
 @pytest.fixture
@@ -94,6 +94,15 @@ def test_a_paper_appears_as_soon_as_its_folder_does(tmp_path, monkeypatch):
         "**Why?** Because. *New*, *A New One*. In preparation."
     )
     assert "## New\n\nThe paper is *A New One*.\n" in "\n".join(pages.errata())
+
+
+def test_a_chapter_is_complete_when_every_claim_of_it_has_a_record(monkeypatch):
+    line = next(line for line in pages.papers() if "02_participation" in line)
+    assert "This chapter is complete: [derive]" in line
+    verdicts = [{"verdict": claims.NO_RECORD}, {"verdict": claims.PROVED}]
+    monkeypatch.setattr(claims, "judge", lambda name: verdicts)
+    line = next(line for line in pages.papers() if "02_participation" in line)
+    assert "Written; 1 of its claims still wait for a record: [derive]" in line
 
 
 def test_a_paper_of_the_book_says_what_the_pages_need():
