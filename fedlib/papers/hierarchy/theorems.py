@@ -140,7 +140,7 @@ def _both_sides(s: Bounds, seeds: tuple[int, ...]) -> pd.DataFrame:
             own = dict(size=size, kappa=theory.kappa(groups), gap=float(np.log(2)), **common)
             right = theory.theorem_1(t[:, i], **own).total
             found[f"Theorem 1, group {i}"] = paths[:U, r, i].sum() / t[:, i].sum() / right
-        told = dict(seed=seed, split="train", t=0)
+        told = dict(seed=seed, split="train", round=0, t=0)
         rows += [told | dict(metric=f"{name}: ratio", value=v) for name, v in found.items()]
         for n in np.unique(t):
             value = away[:U, r][t == n].mean()
