@@ -514,7 +514,8 @@ def test_a_record_can_support_contradict_or_leave_open_every_rule(paper, claim, 
     else:
         least, most = check["bounds"]
         width = 1.0 if math.isinf(most - least) else max(most - least, 0.1)
-        least, most = max(least, most - width), min(most, least + width)
+        least = most - width if math.isinf(least) else least
+        most = least + width if math.isinf(most) else most
         middle = (least + most) / 2
         good, bad, open_ = middle + 0 * few, most + width + 0 * few, middle + 40 * width * few
         if math.isinf(check["bounds"][1]):
