@@ -160,6 +160,14 @@ def test_the_slowest_of_unequal_groups():
     assert near(np.max(drawn, 0), mean) and near(np.max(drawn, 0) ** 2, square)
 
 
+@pytest.mark.parametrize("m", [1e-5, 1e-3, 0.1, 10.0])
+def test_one_group_alone_takes_what_wald_says(m):
+    """The integral over the law of Y against E t E tau, for random parts of any length."""
+    for c, S in [(1.0, 0.0), (1.0, 1.0), (1.0, 2.0), (2.1, 5.0), (0.3, 9.0)]:
+        law = ShiftedExponential(c, m)
+        assert counts.slowest([law], S)[0] == pytest.approx(counts.expected_busy(law, S), rel=1e-9)
+
+
 def test_the_number_of_rounds():
     groups, server = counts.laws((0.01, 0.85, 1e-3, 0.085, 4, 2, 0.4, 0.2), [15, 15])
     found = [len(timeline(s, 5.0, 600.0, groups, server).end) for s in range(300)]
@@ -276,6 +284,13 @@ def test_figure_8_as_printed_never_iterates_twice():
     assert all(np.array_equal(lines[0].end, line.end) for line in lines)
     assert groups[0].shift + server.shift == pytest.approx(104.4)
     assert (lines[0].end <= 300).sum() <= 2
+
+
+def test_ten_active_clients_make_figure_8_five_and_ten_iterations():
+    """HFL-E24: the sync times are five and ten times the fixed part of an iteration."""
+    groups, _ = counts.laws(*FIGURES["8 with ten active"][:2])
+    assert groups[0].shift == pytest.approx(2.4)
+    assert [counts.largest(groups[0], S) for S in (0, 12, 24)] == [1, 5, 10]
 
 
 def test_20_figure_9_and_its_mechanism():
@@ -827,6 +842,24 @@ def test_when_waiting_cannot_pay_in_the_sharper_bound_either():
             assert min(values) == values[0]
         elif h * (1 - h) * N < 1.99:
             assert values[1] < values[0]
+
+
+def test_a_farther_server_lifts_the_sharper_bound_alike_at_every_sync_time():
+    """At a fixed rate with U = T / E R; at a rate that follows U it does not."""
+    fixed, moving = [], []
+    for c_g in (1.0, 30.0):
+        server, totals = ShiftedExponential(c_g, 1.0), []
+        for S in (0.0, 3.0, 7.0):
+            known = counts.expected_averages(PAIR["groups"], server, S, 1e5)
+            known = replace(known, rounds=1e5 / counts.round_length(PAIR["groups"], server, S)[0])
+            here = {"sizes": [1, 1], "L": 1.0, "G2": 1.0, "sigma2": 0.9, "gap": 0.7}
+            rates = 0.03, theory.corollary_1_rate(known.rounds, 1.0)
+            totals.append([theory.theorem_2_sharper(known, lr=r, **here).total for r in rates])
+        fixed.append([own for own, _ in totals])
+        moving.append([own for _, own in totals])
+    lift = 2 * 0.7 * 29 / (0.03 * 1e5)
+    assert np.subtract(fixed[1], fixed[0]) == pytest.approx([lift] * 3, rel=1e-9)
+    assert np.ptp(np.subtract(moving[1], moving[0])) > 1e-3
 
 
 def test_noise_wants_clients_in_the_fast_group_and_drift_in_the_slow():

@@ -198,11 +198,10 @@ def slowest(groups: Sequence[Law], sync: float) -> tuple[float, float]:
         steps = c * (len(survival(law, sync)) + np.arange(-1, 2))
         kinks |= {y for y in [sync + c, *steps] if y > first}
         last = max(last, sync + c + 45 * m)
-    longest, top = max(m for _, m in parts), max(kinks)
-    kinks |= set(np.linspace(top, last, 24)) if longest else set()
-    for _, m in parts:  # short random parts beside long ones
-        kinks |= {top + share * m for share in (1, 4, 16)}
-    edges = np.array(sorted(kinks))
+    top = max(kinks)
+    layers = [k + m * 4.0 ** np.arange(6) for k in kinks for _, m in parts]  # where m is short
+    edges = np.unique(np.concatenate([[*kinks], np.linspace(top, last, 24), *layers]))
+    edges = edges[edges <= max(top, last)]
     x, w = np.polynomial.legendre.leggauss(48)
     half = np.diff(edges)[:, None] / 2
     y = edges[:-1, None] + half * (1 + x)

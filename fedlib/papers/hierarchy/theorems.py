@@ -3,6 +3,10 @@
 Logistic regression on rows of norm one: every gradient of a sample has a norm of at most one, so
 ``G = 1``, and a client's minibatch of ``B`` has a variance of at most ``1/B``; the loss is
 ``λ_max/4``-smooth with ``λ_max`` of the mean outer product, a client's 1/4-smooth at most.
+
+One assumption holds nearly only: a client walks through its shuffled samples without replacement,
+so its minibatch gradient is unbiased over all orders, but not given what it has drawn before in the
+same pass. The bounds on deviations do not ask for it.
 """
 
 from __future__ import annotations
