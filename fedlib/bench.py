@@ -36,9 +36,11 @@ from fedlib.engine.tasks import Task
 from fedlib.errors import unknown
 from fedlib.evidence import experiments
 from fedlib.papers.fedavg import FedAvg
+from fedlib.papers.hierarchy import HierarchicalSGD, timeline
 from fedlib.papers.tiers.algorithm import TDCD, Cohort
 from fedlib.papers.tiers.task import TieredTask
 from fedlib.paths import data_folder
+from fedlib.population.delays import ShiftedExponential
 from fedlib.population.participation import PeriodicSampler
 
 WORK = {  # name: model, input shape, copies, batch, steps
@@ -387,6 +389,108 @@ def tiers_table() -> list[dict[str, Any]]:
     return rows
 
 
+# --- hierarchy ------------------------------------------------------------------------------------
+
+
+def crowd(clients: int = 500, sync: float = 5.0) -> tuple[Task, HierarchicalSGD]:
+    """Return the shape of the hierarchical paper's Figure 6: two groups of so many clients."""
+    rng, n = stream(0, "bench"), 60 * 2 * clients
+    x = rng.standard_normal((n, 784)).astype(np.float32)
+    data = FederatedDataset.build(x, rng.integers(0, 10, n), np.split(np.arange(n), 2 * clients))
+    local, server = ShiftedExponential(1.0, 0.55), ShiftedExponential(20.0, 0.052)
+    groups = (clients, clients)
+    return Task(models.mlp(784, 50, 10), data), HierarchicalSGD(
+        groups, 0.1, sync, 1000.0, local, server, 2
+    )
+
+
+def hierarchy_loop(
+    task: Task, algorithm: HierarchicalSGD, x: torch.Tensor, seed: int = 0
+) -> Callable[[], torch.Tensor]:
+    """Return the first round, client by client: one module and one optimizer for each."""
+    counts, first, members = algorithm.timelines((seed,))[0].counts[0], 0, []
+    for size in algorithm.groups:
+        members.append(range(first, first + size))
+        first += size
+    module = copy.deepcopy(task.model.module).to_empty(device="cpu")
+    optimizer = torch.optim.SGD(module.parameters(), lr=algorithm.lr)
+    everyone = torch.arange(task.N).unsqueeze(0)
+    batches, _ = task.data.next_batches(
+        (seed,), everyone, np.zeros((1, task.N), dtype=np.int64), int(counts.max()), 2
+    )
+
+    def work() -> torch.Tensor:
+        moved = torch.zeros_like(x)
+        for clients, t in zip(members, counts, strict=True):
+            y = x
+            for batch in batches[:t]:
+                after = torch.zeros_like(x)
+                for n in clients:
+                    vector_to_parameters(y.clone(), module.parameters())
+                    optimizer.zero_grad()
+                    out = module(task.data.x[batch.rows[n]])
+                    cross_entropy(out, task.data.y[batch.rows[n]]).backward()
+                    optimizer.step()
+                    after += parameters_to_vector(module.parameters()).detach()
+                y = after / len(clients)
+            moved += len(clients) / task.N * (y - x) / t
+        return x + moved
+
+    return work
+
+
+def clock_loop(sync: float, time: float, c: float, m: float, server: float) -> int:
+    """Return the rounds of two groups on a clock, one delay after the other."""
+    rng, clock, rounds = stream(0, "bench"), 0.0, 0
+    while clock < time:
+        busy = [0.0, 0.0]
+        for i in range(2):
+            while busy[i] < sync:
+                busy[i] += c + rng.exponential(m)
+        clock += max(busy) + server + rng.exponential(1.0)
+        rounds += 1
+    return rounds
+
+
+def hierarchy_table() -> list[dict[str, Any]]:
+    """Time hierarchical SGD against loops that do the same.
+
+    Returns
+    -------
+    list of dict
+        Rows with name, milliseconds of the loop and of ours, ratio and device (CPU): a round of
+        Figure 6 client by client; five seeds one after the other; 20,000 rounds of the clock
+        alone, delay by delay.
+    """
+    task, algorithm = crowd()
+    state = algorithm.init(task, (0,))
+    pairs = {
+        "a round of 2 x 500 clients": (
+            hierarchy_loop(task, algorithm, state.x[0]),
+            functools.partial(algorithm.round, state, task),
+        )
+    }
+    few, small = crowd(15)
+    quick = functools.partial(simulate, small, few, progress=False, evaluate=lambda s, k: {})
+    seeds = range(5)
+    pairs["5 seeds of 2 x 15 clients, whole runs"] = (
+        lambda: [quick(small.rounds((n,)), (n,)) for n in seeds],
+        lambda: quick(small.rounds(seeds), seeds),
+    )
+    law, server = ShiftedExponential(1.0, 0.1), ShiftedExponential(10.0, 1.0)
+    long = 20_000 * 31.75
+    pairs["20,000 rounds of the clock, S = 20"] = (
+        lambda: clock_loop(20.0, long, 1.0, 0.1, 10.0),
+        lambda: timeline(0, 20.0, long, [law, law], server),
+    )
+    rows = []
+    for name, (loop, ours) in pairs.items():
+        seconds = measure({"loop": loop, "ours": ours}, repeats=3)
+        row = {"name": name} | {f"{w} [ms]": round(1000 * s, 1) for w, s in seconds.items()}
+        rows.append(row | {"ratio": round(seconds["loop"] / seconds["ours"], 2), "device": "cpu"})
+    return rows
+
+
 # --- batches --------------------------------------------------------------------------------------
 
 SMOKE = {"paper": "participation", "experiment": "fig1", "profile": "smoke"}
@@ -495,6 +599,7 @@ def _small_notebook() -> str:
 BENCHES = {
     "local-sgd": local_sgd_table,
     "tiers": tiers_table,
+    "hierarchy": hierarchy_table,
     "roofline": roofline_table,
     "batch": batch_table,
 }

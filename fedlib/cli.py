@@ -404,12 +404,17 @@ def data_list(as_json: Json = False) -> None:
     """List the data sets, and whether they are in the cache."""
     from fedlib import datasets
 
+    def here(card: datasets.Card) -> str:
+        if card.embedded and not card.base:
+            return "embedded"
+        return "yes" if datasets.cached(card.name) else "no"
+
     rows = [
         {
             "name": name,
             "train": card.train,
             "test": card.test,
-            "here": "embedded" if card.embedded else ("yes" if datasets.cached(name) else "no"),
+            "here": here(card),
             "title": card.title,
         }
         for name, card in datasets.all_cards().items()

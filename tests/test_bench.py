@@ -20,6 +20,8 @@ from fedlib.engine.models import Model
 from fedlib.engine.tasks import Task
 from fedlib.errors import FedlibError
 from fedlib.evidence import records
+from fedlib.papers.hierarchy import timeline
+from fedlib.population.delays import ShiftedExponential
 
 TINY = {
     "mlp": (lambda: models.mlp(12, 5, 10), (3, 4), 4, 3, 3),
@@ -181,3 +183,19 @@ def test_whole_rounds_are_the_same_in_a_plain_loop_and_in_fedlib():
 def test_unknown_benchmark():
     with pytest.raises(FedlibError, match=r"Did you mean 'local-sgd'\?"):
         bench.run("local-sg")
+
+
+def test_the_hierarchy_loop_does_the_round_of_the_algorithm():
+    task, algorithm = bench.crowd(4)
+    state = algorithm.init(task, (0,))
+    loop = bench.hierarchy_loop(task, algorithm, state.x[0])
+    after, metrics = algorithm.round(state, task)
+    assert (after.x - state.x).norm() > 0.01 and metrics["counts"].max() > 1
+    for _ in range(2):
+        torch.testing.assert_close(loop(), after.x[0], rtol=1e-4, atol=1e-6)
+
+
+def test_the_clock_loop_has_the_rounds_of_the_clock():
+    law, server = ShiftedExponential(1.0, 0.1), ShiftedExponential(10.0, 1.0)
+    rounds = bench.clock_loop(20.0, 20_000.0, 1.0, 0.1, 10.0)
+    assert rounds == pytest.approx(len(timeline(0, 20.0, 20_000.0, [law, law], server).end), abs=8)

@@ -83,7 +83,8 @@ def test_a_block_of_rounds_and_an_evaluation_ask_a_device_for_nothing(name):
     for field in dataclasses.fields(state):
         value = getattr(state, field.name)
         if isinstance(value, torch.Tensor):
-            assert value.device.type == "pretend" and value.shape == (2, pretend.task.size)
+            assert value.device.type == "pretend" and len(value) == 2
+            assert value.shape[-1] == pretend.task.size
     assert state.t == ROUNDS
 
 

@@ -90,3 +90,11 @@ def test_the_clock_must_move_and_the_decay_be_a_number():
         arrivals(0, 0.0, 9.0, [Deterministic(0.0)], Deterministic(0.0))
     with pytest.raises(FedlibError, match="decay is a number of at least 0"):
         AsyncHierarchicalSGD((3, 3), 0.1, 1.0, 9.0, ONE, SERVER, decay=-1)
+
+
+def test_nova_needs_a_round_that_all_groups_share():
+    settings = (3, 3), 0.1, 1.0, 9.0, ONE, SERVER
+    for merge in ("normalised", "plain"):
+        AsyncHierarchicalSGD(*settings, merge=merge)
+    with pytest.raises(FedlibError, match="no round in common"):
+        AsyncHierarchicalSGD(*settings, merge="nova")

@@ -1,5 +1,7 @@
 """What the hierarchy chapter runs: splits between groups, even times, groups alone, gradients."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -7,6 +9,7 @@ import torch
 from numpy.testing import assert_allclose
 from test_hierarchy import QUICK, SERVER, states, task_of
 
+from fedlib import datasets
 from fedlib.engine.draws import draw_one
 from fedlib.engine.simulation import History
 from fedlib.errors import FedlibError
@@ -15,13 +18,15 @@ from fedlib.papers.hierarchy.clock import Timeline
 from fedlib.population.delays import Deterministic
 
 LABELS = np.random.default_rng(0).integers(0, 10, 4000)
+HELD = SimpleNamespace(train_y=LABELS)
+SPLITS = [split for split in study.SPLITS if split != "owners"]
 
 
 def dealt(seed=1, **settings):
-    return study.deal(LABELS, dict(groups=[4, 8]) | settings, seed)
+    return study.deal(HELD, dict(groups=[4, 8]) | settings, seed)
 
 
-@pytest.mark.parametrize("split", study.SPLITS)
+@pytest.mark.parametrize("split", SPLITS)
 def test_every_sample_goes_to_one_client_anew_for_each_seed(split):
     parts, other = (dealt(seed, split=split, alpha=5.0) for seed in (1, 2))
     assert len(parts) == 12
@@ -55,6 +60,21 @@ def test_a_group_alone_has_its_own_clients():
     for i, rows in enumerate((whole[:4], whole[4:])):
         alone = dealt(split="groups", isolated=i)
         assert all((a == b).all() for a, b in zip(alone, rows, strict=True))
+
+
+def test_owners_become_clients_other_ones_for_each_seed():
+    held = datasets.load("writers-digits", progress=False)
+    every = [set(part) for part in datasets.owners(held).train_parts]
+    s = dict(groups=[3, 5], split="owners")
+    first, second = (study.deal(held, s, seed) for seed in (1, 2))
+    who = [every.index(set(part)) for part in first]
+    assert len(set(who)) == 8 and who != [every.index(set(part)) for part in second]
+    with pytest.raises(FedlibError, match="41 clients, and rows of 40 owners"):
+        study.deal(held, s | dict(groups=[41]), 1)
+    s |= dict(dataset="writers-digits", owners=10, per_owner=[20, 3], model=["softmax", 64, 10])
+    task, _ = study.build_task(s, (1, 2))
+    most = np.sort(datasets.owners(held).sizes)[::-1][:10]
+    assert len(task.data.y) == np.minimum(most, 20).sum() and len(task.data.test_y) == 30
 
 
 def test_an_unknown_split_is_named():

@@ -477,6 +477,13 @@ def test_theorem_1_is_weak_unless_the_last_round_is_long():
         if t[-1] < 0.64 * t.sum():
             assert found.total > known["G2"]
     assert theory.theorem_1_floor([9], L=1.0, G2=2.0) == 0
+    table, known = [50] * 20, {"L": 0.3, "G2": 2.0}  # equal counts: nearly reached
+    rates = np.geomspace(1e-3, 1, 400)
+    least = min(
+        theory.theorem_1(table, size=3, kappa=1.0, lr=lr, sigma2=0.0, gap=0.0, **known).total
+        for lr in rates
+    )
+    assert least == pytest.approx(theory.theorem_1_floor(table, **known), rel=1e-3)
 
 
 def test_an_upper_limit_on_the_rate_is_not_enough():

@@ -40,6 +40,7 @@ CASES = {
     "lenet": (lambda: models.lenet((3, 32, 32), 10), (3, 32, 32)),
     "lenet, grey": (lambda: models.lenet((1, 17, 18), 3), (1, 17, 18)),
     "small_cnn": (lambda: models.small_cnn((1, 8, 12), 3), (1, 8, 12)),
+    "normed_cnn": (lambda: models.normed_cnn((1, 4, 6), 3), (1, 4, 6)),
     "lstm": (lambda: models.lstm(5, 4, 3), (6, 5)),
     "any module": (lambda: models.Model(_Plain()), (8,)),
 }
@@ -131,15 +132,17 @@ def test_lenet_on_a_gpu_is_the_one_on_a_cpu(shape, monkeypatch):
         assert (a - b).abs().max() <= 1e-12 * a.abs().max()
 
 
+@pytest.mark.parametrize("place", [torch.Tensor, Elsewhere])
 @pytest.mark.parametrize("kind", [np.uint8, np.int64])
 @pytest.mark.parametrize("layers", [1, 2, 3])
-def test_characters_are_predicted_as_pytorch_does(layers, kind):
+def test_characters_are_predicted_as_pytorch_does(layers, kind, place):
+    """On a CPU, and the way of a GPU, which takes all copies together."""
     symbols, copies, rng = 7, 3, np.random.default_rng(0)
     model = models.char_lstm(symbols, 3, 5, layers)
     x = torch.from_numpy(rng.integers(0, symbols, (copies, 4, 9)).astype(kind))
     y = torch.from_numpy(rng.integers(0, symbols, (copies, 4)))
     theta = torch.from_numpy(rng.standard_normal((copies, model.size))).requires_grad_()
-    out = model.apply(theta, x)
+    out = model.apply(theta, x.as_subclass(place)).as_subclass(torch.Tensor)
     losses = [nn.functional.cross_entropy(*one) for one in zip(out, y, strict=True)]
     (gradient,) = torch.autograd.grad(sum(losses), theta)
     views = model.views(gradient)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from fedlib import datasets
+from fedlib.datasets.owned import OwnedDataset, Owners
 from fedlib.evidence import catalogue, tuning
 from fedlib.papers.job import Job
 
@@ -28,17 +29,26 @@ SHORT = dict(
 )  # fmt: skip
 FEW = dict(clients=2, clients_grid=[2], batch_size=4, samples=40)  # for copies of a whole ResNet
 COHORT = dict(clients=20, cohort=2)
+CLOCK = dict(time=1.0, batch_size=1, alpha=100.0, owners=40)  # one round, everybody with data
+
+
+OWNERS = 50  # of made-up data whose rows have owners
 
 
 @functools.lru_cache(maxsize=2)
 def stand_in(name: str, rows: int) -> datasets.Dataset:
     """Return random data of a card's shape, every class in both parts."""
     card, rng = datasets.card(name), np.random.default_rng(0)
-    parts = []
-    for count in (rows, 20):
+    parts, text = [], card.format == "plays-folder"
+    for count in (rows, OWNERS):
         x = rng.standard_normal((count, *card.shape), dtype=np.float32)
+        x = rng.integers(0, len(card.classes), x.shape, dtype=np.uint8) if text else x
         parts += [x, rng.permutation(np.arange(count) % len(card.classes))]
-    return datasets.Dataset(name, *parts, card.classes, card, {"made": "up"}, "unverified")
+    made = (name, *parts, card.classes, card, {"made": "up"}, "unverified")
+    if not text and card.generator.get("kind") != "writers":
+        return datasets.Dataset(*made)
+    names = tuple(f"owner {n}" for n in range(OWNERS))
+    return OwnedDataset(*made, Owners(names, np.arange(rows) % OWNERS, np.arange(OWNERS)))
 
 
 @pytest.mark.parametrize("paper, name, profile", CASES, ids=map(" ".join, CASES))
@@ -53,12 +63,17 @@ def test_one_round_of_every_experiment_of_every_profile(paper, name, profile, mo
         short["rounds"] = 4
     if paper == "tiers":
         short |= {k: v for k, v in FEW.items() if k in (*settings, "samples")}
+        short["clients"] = min(FEW["clients"], settings.get("clients", 2))
         short["runs"] = [{**run, "Q": 1} if "Q" in run else run for run in settings.get("runs", [])]
         if "resnet18" in settings.get("model", []):
             short["runs"] = short["runs"][:1]  # they differ in Q, rate and numbers of clients
     if "cohort" in settings and "cohorts" not in settings:
         short |= COHORT
-    rows = 40 if paper == "tiers" else 400
+    if paper == "hierarchy":
+        known = ("time", "batch_size", "alpha", "owners") if "split" in settings else ("time",)
+        short |= {k: CLOCK[k] for k in known}
+        short.pop("rounds_grid", None)
+    rows = {"tiers": 40, "hierarchy": 4000}.get(paper, 400)
     monkeypatch.setattr(datasets, "load", lambda name, **options: stand_in(name, rows))
     asked = {**settings, **short}
     if "tuned" in asked:

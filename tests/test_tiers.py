@@ -8,7 +8,7 @@ from fedlib import bench, gpu
 from fedlib.datasets import partition
 from fedlib.engine import draws
 from fedlib.engine.draws import upload
-from fedlib.engine.models import Model, linear, mlp
+from fedlib.engine.models import Model, linear, mlp, normed_cnn
 from fedlib.engine.simulation import simulate
 from fedlib.errors import FedlibError
 from fedlib.papers.tiers import LabelPrivateTDCD, ledger, theory
@@ -33,6 +33,15 @@ def network(clients, silos=2, seed=0, aligned=False):
     blocks = partition.contiguous_features(D, silos)
     rows = partition.grid(M, [clients] * silos, seed, aligned)
     return TieredTask([model] * silos, [X[:, b] for b in blocks], LABELS, rows)
+
+
+def pictures(norm, clients=1, batch_norm=None):
+    """Two silos of images with networks that normalise, by the batch or by the sample."""
+    x = [RNG.standard_normal((M, 1, 4, 3)) for _ in range(2)]
+    rows = partition.grid(M, [clients] * 2)
+    model = normed_cnn((1, 4, 3), 3, norm)
+    allowed = norm == "batch" if batch_norm is None else batch_norm
+    return TieredTask([model] * 2, x, LABELS, rows, batch_norm=allowed)
 
 
 def whole(count=1):
@@ -471,3 +480,42 @@ def test_a_test_split_that_is_not_there():
         simulate(TDCD(0.1, 1), network(2), 1, splits="test", progress=False)
     with pytest.raises(FedlibError, match="^theta"):
         network(2).evaluate(torch.zeros(1, 3))
+
+
+@pytest.mark.parametrize("norm", ["batch", "group"])
+def test_norms_of_the_batch_and_of_the_sample_against_torch(norm):
+    """Two local steps with the foreign embedding frozen; minibatch statistics on both sides."""
+    task = pictures(norm)
+    x, ids = task.init((3,)), draw_ids((3,), 0, M, 8)[0]
+    after, _ = TDCD(0.3, 2, 8).round(TDCD(0.3, 2, 8).init(task, (3,), x), task)
+    kinds = {"batch": torch.nn.BatchNorm2d, "group": lambda c, **_: torch.nn.GroupNorm(4, c)}
+    modules = []
+    for j in range(2):
+        norms = [kinds[norm](c, track_running_stats=False) for c in (8, 16)]
+        net = torch.nn.Sequential(
+            *(torch.nn.Conv2d(1, 8, 3, padding=1), norms[0], torch.nn.ReLU()),
+            *(torch.nn.MaxPool2d(2), torch.nn.Conv2d(8, 16, 3, padding=1), norms[1]),
+            *(torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(32, 3)),
+        ).double()
+        torch.nn.utils.vector_to_parameters(x[0, task.columns[j]], net.parameters())
+        modules.append(net)
+    with torch.no_grad():
+        frozen = [net(task.x[j][ids]) for j, net in enumerate(modules)]
+    for j, net in enumerate(modules):
+        for _ in range(2):
+            out = net(task.x[j][ids]) + frozen[1 - j]
+            grads = torch.autograd.grad(
+                torch.nn.functional.cross_entropy(out, task.y[ids]), list(net.parameters())
+            )
+            with torch.no_grad():
+                for parameter, grad in zip(net.parameters(), grads, strict=True):
+                    parameter -= 0.3 * grad
+        mine = torch.nn.utils.parameters_to_vector(net.parameters())
+        assert torch.allclose(after.x[0, task.columns[j]], mine, atol=1e-12)
+
+
+def test_norms_of_the_batch_are_refused_where_minibatches_are_cut():
+    with pytest.raises(FedlibError, match="one sample alone"):
+        pictures("batch", batch_norm=False)
+    with pytest.raises(FedlibError, match="one client a silo"):
+        pictures("batch", clients=2)

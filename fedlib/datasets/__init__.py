@@ -3,7 +3,9 @@
 from fedlib.datasets.cards import Card, DataFile, Dataset, all_cards, card, fingerprint
 from fedlib.datasets.fetch import cache_folder, cached, get, verify
 from fedlib.datasets.loading import load
+from fedlib.datasets.owned import OwnedDataset, Owners, only, owners
 from fedlib.datasets.tables import from_frame
 
-__all__ = ["Card", "DataFile", "Dataset", "all_cards", "cache_folder", "cached", "card"]
-__all__ += ["fingerprint", "from_frame", "get", "load", "verify"]
+__all__ = ["Card", "DataFile", "Dataset", "OwnedDataset", "Owners", "all_cards", "cache_folder"]
+__all__ += ["cached", "card", "fingerprint", "from_frame", "get", "load", "only", "owners"]
+__all__ += ["verify"]

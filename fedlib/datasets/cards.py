@@ -108,8 +108,13 @@ class Card:
 
     @property
     def embedded(self) -> bool:
-        """Whether the set is made or comes with an installed package: it needs no download."""
+        """Whether the set is made or comes with an installed package; its base may be neither."""
         return self.format in ("sklearn-digits", "generated")
+
+    @property
+    def base(self) -> str:
+        """Name of the set that this one is made from; empty for one that needs no other."""
+        return self.generator.get("base", "")
 
     @property
     def folder(self) -> bool:

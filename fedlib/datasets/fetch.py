@@ -76,6 +76,8 @@ def cache_folder() -> Path:
 def cached(name: str) -> bool:
     """Say whether every file of a data set is in the cache, or needs none. Hashes nothing."""
     found = card(name)
+    if found.base:
+        return cached(found.base)
     if found.folder:
         return _placed(found) is not None
     return found.embedded or all(_cache_path(found, file).is_file() for file in found.files)
@@ -95,7 +97,7 @@ def get(name: str, progress: bool = True) -> list[Path]:
     -------
     list of Path
         The files in the cache, in the order of the card; empty for an embedded data set; the
-        folder of a set that its owner hands out.
+        folder of a set that its owner hands out; for one made from another set the files of that.
 
     Raises
     ------
@@ -105,6 +107,8 @@ def get(name: str, progress: bool = True) -> list[Path]:
         with expected and found hashes, and what to do.
     """
     found = card(name)
+    if found.base:
+        return get(found.base, progress)
     if found.embedded:
         return []
     if found.folder:

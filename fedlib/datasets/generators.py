@@ -1,8 +1,9 @@
 """Made data: substitutes for sets that may not be passed on.
 
-A card whose ``[generator]`` table names a kind is made from its seed and nothing else. Values are
-rounded to the card's ``scale``, so that one seed gives the same bytes on every machine; the card
-holds their hash. What a substitute can and cannot show stands on its card.
+A card whose ``[generator]`` table names a kind is made from its seed, and from the real images of
+its ``base`` where it has one. Values are rounded to the card's ``scale``, so that one seed gives
+the same bytes on every machine; the card holds their hash. What a substitute can and cannot show
+stands on its card.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import expit, logit
 
+from fedlib.datasets.writers import writers
 from fedlib.engine.rng import stream
 from fedlib.errors import FedlibError, unknown
 
@@ -39,7 +41,8 @@ def generate(card: Any, progress: bool = True) -> tuple[Arrays, str]:
     ----------
     card
         `fedlib.datasets.Card` with a ``generator`` table: ``kind``, ``seed`` and the keyword
-        arguments of the function of that kind, `ehr_like` or `shapes`.
+        arguments of the function of that kind, `ehr_like`, `shapes` or
+        `fedlib.datasets.writers.writers`.
     progress
         Show a progress bar for a set that takes more than a moment.
 
@@ -435,5 +438,6 @@ _SURFACES = (_box, _ellipsoid, _cylinder)
 KINDS: dict[str, Callable[..., tuple[np.ndarray, np.ndarray]]] = {
     "ehr-like": ehr_like,
     "shapes": shapes,
+    "writers": writers,
 }
 """What a card's ``generator.kind`` may be."""

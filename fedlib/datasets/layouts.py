@@ -1,9 +1,10 @@
-"""Readers of published folder layouts whose content may not be passed on.
+"""Readers of folders that are not downloaded here: published layouts, put there by their owner.
 
-Nothing here downloads: whoever has the right to use the data points at the folder. MIMIC-III is
+Whoever has the right to use the data points at the folder. MIMIC-III is
 read as the public in-hospital-mortality benchmark lays it out (H. Harutyunyan and others,
 Multitask learning and benchmarking with clinical time series data, Scientific Data 6, 2019),
-ModelNet40 as folders of twelve rendered views.
+ModelNet40 as folders of twelve rendered views. Plays and FEMNIST have modules of their own,
+`fedlib.datasets.plays` and `fedlib.datasets.femnist`.
 """
 
 from __future__ import annotations
@@ -19,12 +20,10 @@ from typing import Any
 import numpy as np
 
 from fedlib.datasets.cards import Card, Dataset, card
+from fedlib.datasets.femnist import load_femnist
+from fedlib.datasets.folders import content, existing, unreadable
+from fedlib.datasets.plays import load_plays
 from fedlib.errors import FedlibError
-from fedlib.files import open_regular
-from fedlib.paths import expand
-
-LARGEST = 1 << 25
-"""Bytes that a file may have: more than any list, stay or view."""
 
 HOURS = 48
 """Length of a stay that is read, in hours; one step an hour."""
@@ -117,7 +116,7 @@ def load_mimic(folder: str | Path, normalise: bool = True, progress: bool = True
         If the folder, a file or a column is missing, or a stay cannot be read. The message names
         the file and what was expected.
     """
-    root = _existing(Path(folder), "the in-hospital-mortality folder with train/ and test/")
+    root = existing(Path(folder), "the in-hospital-mortality folder with train/ and test/")
     found = card("mimic3-ihm")
     arrays, hashes = {}, {}
     for split in ("train", "test"):
@@ -233,7 +232,7 @@ def _number(text: str, name: str, where: str) -> float:
 def _stays(root: Path, split: str, progress: bool) -> tuple[np.ndarray, np.ndarray, str]:
     from tqdm import tqdm
 
-    folder = _existing(root / split, f"the {split} stays")
+    folder = existing(root / split, f"the {split} stays")
     listed = root / f"{split}_listfile.csv"
     listed = listed if listed.is_file() else folder / "listfile.csv"
     digest = hashlib.sha256()
@@ -263,11 +262,11 @@ def _stays(root: Path, split: str, progress: bool) -> tuple[np.ndarray, np.ndarr
 def _csv(path: Path, digest: Any, what: str) -> tuple[list[str], list[list[str]]]:
     """Return header and rows as text: 'None' is a category here, not a missing value."""
     try:
-        content = _content(path)
-        header, *rows = list(csv.reader(content.decode("utf-8").splitlines())) or [[]]
+        held = content(path)
+        header, *rows = list(csv.reader(held.decode("utf-8").splitlines())) or [[]]
     except (OSError, ValueError, csv.Error) as error:
-        raise _unreadable(path, what, error) from error
-    digest.update(content)
+        raise unreadable(path, what, error) from error
+    digest.update(held)
     return header, [row for row in rows if row]
 
 
@@ -322,7 +321,7 @@ def load_modelnet(
         If the folder holds no classes, an object does not have exactly the views 1 to 12, or an
         image cannot be read. The message names it.
     """
-    root = _existing(Path(folder), "the folder of classes")
+    root = existing(Path(folder), "the folder of classes")
     if size < 1:
         raise FedlibError(f"size is {size}; a number of pixels of at least 1 was expected.")
     classes = sorted(path.name for path in root.iterdir() if (path / "train").is_dir())
@@ -349,7 +348,7 @@ def _objects(
 
     listed = []
     for label, name in enumerate(classes):
-        folder = _existing(root / name / split, f"the {split} objects of class '{name}'")
+        folder = existing(root / name / split, f"the {split} objects of class '{name}'")
         listed += [(label, paths) for paths in _views(folder)]
     if not listed:
         raise FedlibError(f"{root} holds no {split} image named like NAME_001.png.")
@@ -384,12 +383,12 @@ def _grey(path: Path, size: int, digest: Any) -> np.ndarray:
     from PIL import Image
 
     try:
-        content = _content(path)
-        with Image.open(BytesIO(content), formats=("PNG", "JPEG")) as image:
+        held = content(path)
+        with Image.open(BytesIO(held), formats=("PNG", "JPEG")) as image:
             grey = image.convert("L").resize((size, size), Image.Resampling.BOX)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise _unreadable(path, "an image of a view", error) from error
-    digest.update("/".join(path.parts[-3:]).encode() + content)
+        raise unreadable(path, "an image of a view", error) from error
+    digest.update("/".join(path.parts[-3:]).encode() + held)
     return np.asarray(grey)
 
 
@@ -428,23 +427,10 @@ def _dataset(
     )
 
 
-def _content(path: Path) -> bytes:
-    with open_regular(path, LARGEST) as file:
-        return file.read()
-
-
-def _existing(folder: Path, what: str) -> Path:
-    folder = expand(folder, "The folder")
-    if not folder.is_dir():
-        raise FedlibError(f"There is no folder {folder}; it should be {what}.")
-    return folder
-
-
-def _unreadable(path: Path, what: str, error: Exception) -> FedlibError:
-    if isinstance(error, FileNotFoundError):
-        return FedlibError(f"{path} is missing; it should be {what}.")
-    return FedlibError(f"{path} cannot be read ({error}); it should be {what}.")
-
-
-LAYOUTS = {"mimic-folder": load_mimic, "modelnet-folder": load_modelnet}
+LAYOUTS = {
+    "mimic-folder": load_mimic,
+    "modelnet-folder": load_modelnet,
+    "plays-folder": load_plays,
+    "femnist-folder": load_femnist,
+}
 """Readers by the format that a card names."""

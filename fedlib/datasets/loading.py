@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
 
@@ -11,6 +12,7 @@ from fedlib.datasets import layouts
 from fedlib.datasets.cards import Card, Dataset, card
 from fedlib.datasets.fetch import Payload, _bundled, _obtain, _placed_or_fail, _rows
 from fedlib.datasets.generators import generate
+from fedlib.datasets.writers import BASES
 from fedlib.errors import FedlibError
 
 
@@ -156,3 +158,6 @@ _PARSERS = {
     "sklearn-digits": _parse_digits,
     "generated": _made,
 }
+
+for _base in ("digits", "fashion-mnist", "mnist"):
+    BASES[_base] = functools.partial(load, _base, normalise=False)

@@ -185,6 +185,46 @@ def small_cnn(shape: tuple[int, int, int], outputs: int) -> Model:
     return Model(_SmallCNN(shape, outputs), forward, kaiming_init(last="head"))
 
 
+def normed_cnn(shape: tuple[int, int, int], outputs: int, norm: str = "group") -> Model:
+    """Two 3×3 convolutions (8 and 16 channels), each normalised, and a dense head.
+
+    The smallest network in which the choice of norm can be seen; see :func:`resnet18` for it.
+
+    Parameters
+    ----------
+    shape
+        Channels, height and width of the input; height and width at least 2.
+    outputs
+        Embedding width or number of classes.
+    norm
+        ``"group"``: four groups of channels. ``"batch"``: the statistics of the current batch, when
+        trained and when evaluated; an incomplete batch must not be padded.
+    """
+    kinds = {
+        "group": lambda c: nn.GroupNorm(4, c, device="meta"),
+        "batch": lambda c: nn.BatchNorm2d(c, track_running_stats=False, device="meta"),
+    }
+    if norm not in kinds:
+        raise unknown("norm", norm, kinds)
+    for side in shape[1:]:
+        check_whole_number("Height or width", side, 2)
+    channels, height, width = shape
+    left = 16 * (height // 2) * (width // 2)
+    layers = [
+        *(nn.Conv2d(channels, 8, 3, padding=1, device="meta"), kinds[norm](8), nn.ReLU()),
+        nn.MaxPool2d(2),
+        *(nn.Conv2d(8, 16, 3, padding=1, device="meta"), kinds[norm](16), nn.ReLU()),
+        *(nn.Flatten(), nn.Linear(left, outputs, device="meta")),
+    ]
+
+    def initialise(name, shape, fan_in, rng):
+        if name.startswith(("1.", "5.")):  # the norms
+            return np.full(tuple(shape), float(name.endswith("weight")))
+        return uniform_init(name, shape, fan_in, rng)
+
+    return Model(nn.Sequential(*layers), None, initialise)
+
+
 class _LeNet(nn.Module):
     def __init__(self, shape: tuple[int, int, int], classes: int) -> None:
         super().__init__()
@@ -313,16 +353,23 @@ def char_lstm(symbols: int, embedding: int = 8, hidden: int = 256, layers: int =
     for name, size in sizes.items():
         check_whole_number(name, size)
 
+    kinds = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+    names = [f"lstm.{kind}_l{layer}" for layer in range(layers) for kind in kinds]
+
     def forward(views: dict[str, Tensor], x: Tensor) -> Tensor:
-        if x.device.type == "cpu" and ((x < 0) | (x >= symbols)).any():
-            raise FedlibError(
-                f"Symbols are numbered 0 to {symbols - 1}; got {int(x.min())} to {int(x.max())}."
-            )
-        first = symbols * torch.arange(len(x), device=x.device).view(-1, 1, 1)
-        tables = views["embed.weight"].flatten(0, 1)  # those of all copies, one below the other
-        h = F.embedding(x.long() + first, tables).permute(0, 3, 2, 1)
+        tables, held = views["embed.weight"], [views[name] for name in names]
+        if x.device.type == "cpu":
+            if ((x < 0) | (x >= symbols)).any():
+                raise FedlibError(
+                    f"Symbols are numbered 0 to {symbols - 1}; got {int(x.min())} to "
+                    f"{int(x.max())}."
+                )
+            h = torch.stack([_lstm_alone(*one) for one in zip(x, tables, *held, strict=True)])
+            return _dense(views, "head", h)
+        first = symbols * torch.arange(len(x), device=tables.device).view(-1, 1, 1)
+        h = F.embedding(x.long() + first, tables.flatten(0, 1)).permute(0, 3, 2, 1)
         for layer in range(layers):
-            h = _lstm_states(views, layer, h)
+            h = _lstm_states(h, *held[4 * layer : 4 * layer + 4])
         return _dense(views, "head", h[:, :, -1].transpose(1, 2))
 
     def initialise(name, shape, fan_in, rng):
@@ -333,11 +380,16 @@ def char_lstm(symbols: int, embedding: int = 8, hidden: int = 256, layers: int =
     return Model(_CharLSTM(symbols, embedding, hidden, layers), forward, initialise)
 
 
-def _lstm_states(views: dict[str, Tensor], layer: int, x: Tensor) -> Tensor:
+def _lstm_alone(x: Tensor, table: Tensor, *weights: Tensor) -> Tensor:
+    """Return one copy's last state ``[B, hidden]``: on a CPU PyTorch's own layers are faster."""
+    layers = len(weights) // 4
+    zero = table.new_zeros(layers, len(x), weights[1].shape[1])
+    h = F.embedding(x.long(), table)
+    return torch.lstm(h, (zero, zero), weights, True, layers, 0.0, False, False, True)[0][:, -1]
+
+
+def _lstm_states(x: Tensor, inward: Tensor, again: Tensor, *biases: Tensor) -> Tensor:
     """Run one LSTM layer over ``x[copies, in, T, B]``: its states, ``[copies, hidden, T, B]``."""
-    inward, again, *biases = (
-        views[f"lstm.{kind}_l{layer}"] for kind in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-    )
     driven = torch.baddbmm(sum(biases).unsqueeze(2), inward, x.flatten(2)).unflatten(2, x.shape[2:])
     h = c = x.new_zeros(len(x), again.shape[2], x.shape[3])
     states = []

@@ -59,6 +59,7 @@ MODELS: dict[str, Callable[[Any], Task]] = {
     "cifar_cnn": lambda d: federated(models.cifar_cnn(), 3, 32, 32, dtype=d, augment=True),
     "lenet": lambda d: federated(models.lenet((1, 17, 18), 3), 1, 17, 18, dtype=d),
     "small_cnn": lambda d: federated(models.small_cnn((2, 8, 9), 3), 2, 8, 9, dtype=d),
+    "normed_cnn": lambda d: federated(models.normed_cnn((2, 8, 9), 3), 2, 8, 9, dtype=d),
     "lstm": lambda d: federated(models.lstm(4, 5, 3), 6, 4, dtype=d),
     "char_lstm": lambda d: _characters(models.char_lstm(5, 3, 4), 5),
     "resnet18": lambda d: federated(models.resnet18((3, 16, 16), 3), 3, 16, 16, dtype=d),

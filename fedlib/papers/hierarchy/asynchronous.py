@@ -116,6 +116,9 @@ def arrivals(
 class AsyncHierarchicalSGD(HierarchicalSGD):
     """Groups are merged as they arrive. A round is the next instant at which some do.
 
+    Settings are those of :class:`HierarchicalSGD`, but for ``merge="nova"``: the number of steps
+    that all groups made needs a round that they share.
+
     Parameters
     ----------
     decay
@@ -126,6 +129,11 @@ class AsyncHierarchicalSGD(HierarchicalSGD):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.merge == "nova":
+            raise FedlibError(
+                "merge='nova' goes as many steps as all groups made in a round; groups that do not "
+                "wait have no round in common. Use 'normalised' or 'plain'."
+            )
         if not isinstance(self.decay, Real) or not 0 <= self.decay < float("inf"):
             raise FedlibError(f"decay is a number of at least 0, and finite; got {self.decay!r}.")
 

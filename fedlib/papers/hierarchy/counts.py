@@ -153,8 +153,9 @@ def busy_survival(law: Law, sync: float, times: Any) -> np.ndarray:
 
         P(S_n < S, S_(n+1) > y) = e^(-a/m) (min(a, b) / m)^n / n! + P(a < Gamma(n, m) < b),
 
-    the first part for ``a > 0``, the second for ``a < b`` (the n first exponential times add up
-    to a Gamma variable; ``S_0 = 0`` counts for ``S = 0`` too).
+    where the first part is ``e^(-max(a, 0)/m)`` for ``n = 0`` and zero for ``a <= 0 < n``, and the
+    second is zero unless ``n > 0`` and ``a < b``. (The first n exponential times add up to a Gamma
+    variable; ``S_0 = 0`` counts as ended, for ``S = 0`` too.)
     """
     y, (c, m) = as_array(times), _parts(law)
     most = len(survival(law, sync))  # iterations that can begin
@@ -166,7 +167,6 @@ def busy_survival(law: Law, sync: float, times: Any) -> np.ndarray:
     with np.errstate(divide="ignore", invalid="ignore"):
         power = np.where(n > 0, n * np.log(reach), 0.0)
     ends = np.exp(power - np.maximum(a, 0.0) / m - _log_factorial(n))
-    ends = np.where((a > 0) | (n == 0), ends, 0.0)
     fits = stats.poisson.sf(n - 1, np.maximum(b, 0.0) / m)
     fits = fits - stats.poisson.sf(n - 1, np.maximum(a, 0.0) / m)
     inside = np.where((n > 0) & (a < b), fits, 0.0)

@@ -17,7 +17,7 @@ from fedlib.engine.data import FederatedDataset
 from fedlib.engine.rng import stream
 from fedlib.engine.simulation import History, simulate
 from fedlib.engine.tasks import Task
-from fedlib.errors import unknown
+from fedlib.errors import FedlibError, unknown
 from fedlib.papers.hierarchy import counts
 from fedlib.papers.hierarchy.algorithm import HierarchicalSGD, State
 from fedlib.papers.hierarchy.asynchronous import AsyncHierarchicalSGD
@@ -32,7 +32,7 @@ MODELS = {
     "lenet": lambda channels, side, classes: models.lenet((channels, side, side), classes),
     "char_lstm": models.char_lstm,
 }
-SPLITS = ("iid", "dirichlet", "groups", "labels")
+SPLITS = ("iid", "dirichlet", "groups", "labels", "owners")
 
 
 class Split(Settings):
@@ -42,7 +42,10 @@ class Split(Settings):
     pool: NotRequired[PositiveInt]  # side of the square blocks of pixels that are averaged
     groups: list[PositiveInt]  # clients of each
     split: str  # iid; dirichlet: over clients; groups: dirichlet over groups, iid inside;
-    # labels: every group has labels of its own, every client two of them
+    # labels: every group has labels of its own, every client two of them; owners: of a set whose
+    # rows have owners, as many as there are clients, drawn anew for each seed
+    owners: NotRequired[PositiveInt]  # among those that have the most rows, so many
+    per_owner: NotRequired[list[PositiveInt]]  # training and test rows that each keeps at most
     alpha: NotRequired[PositiveFloat]  # concentration of the Dirichlet law
     model: list[str | PositiveInt]  # its name, and sizes
 
@@ -80,7 +83,10 @@ class Counts(Delays):
 def build_task(s: Split, seeds: Sequence[int], device: str = "cpu") -> tuple[Task, dict[str, str]]:
     """Load the data and deal them out anew for each seed; clients are numbered group by group."""
     held = datasets.load(s["dataset"], progress=False)
-    splits = {seed: deal(held.train_y, s, seed) for seed in seeds}
+    if s["split"] == "owners":
+        most = np.argsort(-datasets.owners(held).sizes, kind="stable")[: s.get("owners")]
+        held = datasets.only(held, sorted(most.tolist()), *s.get("per_owner", ()))
+    splits = {seed: deal(held, s, seed) for seed in seeds}
     train_x, test_x = (_pooled(x, s.get("pool", 1)) for x in (held.train_x, held.test_x))
     data = FederatedDataset.build(
         train_x, held.train_y, splits[seeds[0]], test_x, held.test_y, device
@@ -97,9 +103,9 @@ def _pooled(x: np.ndarray, size: int) -> Tensor:
     return torch.nn.functional.avg_pool2d(x, size) if size > 1 else x
 
 
-def deal(labels: np.ndarray, s: Split, seed: int) -> list[np.ndarray]:
+def deal(held: datasets.Dataset, s: Split, seed: int) -> list[np.ndarray]:
     """Return the rows of every client, group by group; of one group where it is isolated."""
-    groups, alpha = s["groups"], s.get("alpha", 0.1)
+    labels, groups, alpha = held.train_y, s["groups"], s.get("alpha", 0.1)
     cuts = np.cumsum([0, *groups])
     if s["split"] == "iid":
         parts = partition.iid(labels, sum(groups), seed)
@@ -113,6 +119,12 @@ def deal(labels: np.ndarray, s: Split, seed: int) -> list[np.ndarray]:
         owned = np.array_split(order, len(groups))
         whole = [np.flatnonzero(np.isin(labels, own)) for own in owned]
         parts = _inside(whole, groups, lambda rows, n: partition.shards(labels[rows], n, seed))
+    elif s["split"] == "owners":
+        every = datasets.owners(held).train_parts
+        who = stream(seed, "owners").permutation(len(every))
+        if len(every) < sum(groups):
+            raise FedlibError(f"{sum(groups)} clients, and rows of {len(every)} owners.")
+        parts = [every[n] for n in who[: sum(groups)]]
     else:
         raise unknown("split", s["split"], SPLITS)
     if "isolated" not in s:
@@ -263,12 +275,13 @@ def _whole(name: str, seed: int, line: Any, time: float) -> pd.DataFrame:
     """Return what is to be told of a run as a whole."""
     U = len(line.end)
     values = {"rounds": U, "round length": line.end[-1] / U}
-    for i, total in enumerate(line.counts.sum(0)):
-        values[f"iterations of group {i}"] = total / np.count_nonzero(line.counts[:, i])
-        if hasattr(line, "idle"):
-            values[f"idle time of group {i}"] = line.idle[:, i].mean()
-        else:
-            values[f"staleness of group {i}"] = line.staleness[line.counts[:, i] > 0, i].mean()
+    for i, iterations in enumerate(line.counts.T):
+        there = iterations > 0  # a group that is merged as it arrives may never have been
+        if there.any():
+            values[f"iterations of group {i}"] = iterations[there].mean()
+            noted = "idle time" if hasattr(line, "idle") else "staleness"
+            other = line.idle if noted == "idle time" else line.staleness
+            values[f"{noted} of group {i}"] = other[there, i].mean()
     rows = [dict(metric=metric, value=float(value)) for metric, value in values.items()]
     whole = dict(run=name, seed=seed, round=0, clock=line.end[-1], rounds=U, split="clock")
     return pd.DataFrame(rows).assign(**whole)

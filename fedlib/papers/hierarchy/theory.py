@@ -309,8 +309,9 @@ class SyncTimes:
 
     @property
     def best(self) -> float:
-        """The sync time with the smallest bound."""
-        return float(self.syncs[self.totals.argmin()])
+        """The sync time with the smallest bound; the first of those that differ by rounding."""
+        least = self.totals.min()
+        return float(self.syncs[(self.totals <= least + 1e-9 * abs(least)).argmax()])
 
 
 def best_sync(

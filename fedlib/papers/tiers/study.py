@@ -91,7 +91,7 @@ def build_task(
     rows = {seed: partition.grid(keep, clients, seed, s["aligned"]) for seed in seeds}
     task = TieredTask(
         build_models(s, cut[0]), cut[0], held.train_y[:keep], rows, cut[1], held.test_y,
-        s["loss"], device,
+        s["loss"], device, batch_norm="batch" in s["model"],
     )  # fmt: skip
     used = datasets.fingerprint(*cut[0], held.train_y[:keep], *cut[1], held.test_y)
     return task, {**held.hashes, "as used": used}
@@ -127,12 +127,14 @@ def build_models(s: Split, features: list[np.ndarray]) -> list[models.Model]:
             made[shape] = models.mlp(int(np.prod(shape)), *sizes)
         elif name == "small_cnn":
             made[shape] = models.small_cnn(shape, *sizes)
+        elif name == "normed_cnn":
+            made[shape] = models.normed_cnn(shape, *sizes)
         elif name == "lstm":
             made[shape] = models.lstm(shape[-1], *sizes)
         elif name == "resnet18":
             made[shape] = models.resnet18(shape, *sizes)
         else:
-            raise unknown("model", name, ["mlp", "small_cnn", "lstm", "resnet18"])
+            raise unknown("model", name, ["mlp", "small_cnn", "normed_cnn", "lstm", "resnet18"])
     return [made[x.shape[1:]] for x in features]
 
 

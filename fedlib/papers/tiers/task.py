@@ -44,6 +44,10 @@ class TieredTask:
         The official test split, in the same silos.
     loss_name
         ``"cross_entropy"``, ``"logistic"`` (one output, labels 0 and 1) or ``"half_square"``.
+    batch_norm
+        Allow models that normalise by the statistics of a batch, as the official code does. An
+        embedding is then no function of its sample alone, as the theory has it, but of the whole
+        minibatch; every silo needs a single client, whose minibatch is whole.
 
     Raises
     ------
@@ -62,6 +66,7 @@ class TieredTask:
         test_labels: Tensor | np.ndarray | None = None,
         loss_name: str = "cross_entropy",
         device: str = "cpu",
+        batch_norm: bool = False,
     ) -> None:
         if loss_name not in LOSSES:
             raise unknown("loss", loss_name, LOSSES)
@@ -72,7 +77,7 @@ class TieredTask:
                     f"{len(models)} models, {len(features)} feature blocks and {len(held)} row "
                     "splits: one of each is needed for every silo."
                 )
-        self.models, self.loss_name = list(models), loss_name
+        self.models, self.loss_name, self.batch_norm = list(models), loss_name, batch_norm
         names = [f"features of silo {j}" for j in range(len(models))]
         self.x = [as_features(x, device, name) for x, name in zip(features, names, strict=True)]
         self.y, self.test_x, self.test_y = as_targets(labels, device), None, None
@@ -145,11 +150,17 @@ class TieredTask:
                 "h_j need the same number of outputs."
             )
         for j, model in enumerate(self.models):
-            if model.normalises or model.drops:
+            if model.normalises and not self.batch_norm or model.drops:
                 raise FedlibError(
                     f"Silo {j}: its model has BatchNorm or dropout. An embedding must depend on "
                     "one sample alone. Use GroupNorm, and no dropout."
                 )
+        crowds = {len(silo) for held in self.splits.values() for silo in held}
+        if self.batch_norm and (crowds != {1} or any(model.buffers for model in self.models)):
+            raise FedlibError(
+                f"batch_norm needs one client a silo, whose minibatch is whole; got {crowds}. And "
+                "models without running statistics: BatchNorm2d(..., track_running_stats=False)."
+            )
         check_targets(self.loss_name, self.y, self.widths[0])
         if self.test_x is None:
             return
