@@ -162,6 +162,21 @@ def test_records_that_are_ambiguous_are_refused():
         plotting.curves(frame, "loss", by="eta")
 
 
+def test_seeds_that_were_looked_at_elsewhere_get_common_points():
+    frame = records({"a": [[0, 2, 4], [1, 3, 9]], "b": [[5, 7], [6, 6]]})
+    frame["rounds"] = [0, 1, 4, 0, 2, 2, 0, 2, 0, 4]
+    found = plotting.regrid(frame, "rounds", by="method", points=3)
+    wide = found.pivot(index=["method", "rounds"], columns="seed", values="value")
+    by_hand = {0: [0, 2, 2 + 2 / 3], 1: [1, 5, 9]}  # up to 2 rounds; at 2 rounds the last look
+    np.testing.assert_allclose(wide.loc["a"], pd.DataFrame(by_hand))
+    assert list(wide.loc["a"].index) == [0, 1, 2] == list(wide.loc["b"].index)
+    np.testing.assert_allclose(wide.loc["b", 1], 6)
+    plotting.curves(found, "loss", "train", x="rounds", by="method")
+    lost = frame.assign(value=frame["value"].where(frame["rounds"] < 4))
+    found = plotting.regrid(lost, "rounds", by="method", points=3)
+    assert found[(found["method"] == "a") & (found["seed"] == 0)]["value"].isna().sum() == 1
+
+
 def test_label_histogram_shows_shares():
     table = pd.DataFrame([[3, 1], [0, 5]], columns=[0, 1]).assign(size=[4, 5])
     ax = plotting.label_histogram(table)

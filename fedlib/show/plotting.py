@@ -377,6 +377,36 @@ def _curve(
         ax.plot(*zip(*ends, strict=True), "x", color=look.color, markersize=9, markeredgewidth=2.2)
 
 
+def regrid(frame: pd.DataFrame, x: str, by: str = "run", points: int = 60) -> pd.DataFrame:
+    """Return rows at common values of ``x``, so that seeds which were looked at elsewhere compare.
+
+    For each line, split and metric, values run evenly from the smallest to the largest that *all*
+    seeds have; between two looks of a seed they are interpolated. Of several looks at one ``x`` the
+    last counts. What is not finite stays so.
+
+    Parameters
+    ----------
+    frame
+        Tidy records, see :func:`curves`.
+    x
+        A column of numbers, as ``"rounds"``.
+    by
+        The column that tells the lines apart.
+    points
+        How many values of ``x`` there are.
+    """
+    parts, keys = [], [by, "split", "metric"]
+    for names, rows in frame.groupby(keys, sort=False):
+        own = [mine.drop_duplicates(x, keep="last").sort_values(x)
+               for _, mine in rows.groupby("seed")]  # fmt: skip
+        at = np.linspace(max(m[x].min() for m in own), min(m[x].max() for m in own), points)
+        for mine in own:
+            told = {**dict(zip(keys, names, strict=True)), "seed": mine["seed"].iloc[0]}
+            value = np.interp(at, mine[x].astype(float), mine["value"])
+            parts.append(pd.DataFrame({**told, x: at, "value": value}))
+    return pd.concat(parts, ignore_index=True)
+
+
 # --- pictures of data and of participation --------------------------------------------------
 
 
