@@ -77,7 +77,8 @@ def timeline(
     time
         System time ``T``, positive.
     groups
-        The law of one local iteration of each group.
+        The law of one local iteration of each group; ``local`` of the algorithm classes, whose
+        ``groups`` are numbers of clients.
     server
         The law of the global exchange.
     grow

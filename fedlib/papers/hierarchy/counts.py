@@ -148,14 +148,15 @@ def expected_busy(law: Law, sync: float) -> float:
 def busy_survival(law: Law, sync: float, times: Any) -> np.ndarray:
     """Return ``P(Y > y)`` of a group's working time, in the shape of ``times``.
 
-    For ``y >= S`` it is a sum over the iterations n that ended before S; with
+    For ``y >= S`` it is a sum over n, the number of iterations that end before S; with
     ``a = y - (n + 1) c`` and ``b = S - n c > 0``
 
-        P(S_n < S, S_(n+1) > y) = e^(-a/m) (min(a, b) / m)^n / n! + P(a < Gamma(n, m) < b),
+        P(n end before S, the next one after y)
+            = e^(-a/m) (min(a, b) / m)^n / n! + P(a < Gamma(n, m) < b),
 
     where the first part is ``e^(-max(a, 0)/m)`` for ``n = 0`` and zero for ``a <= 0 < n``, and the
     second is zero unless ``n > 0`` and ``a < b``. (The first n exponential times add up to a Gamma
-    variable; ``S_0 = 0`` counts as ended, for ``S = 0`` too.)
+    variable. No iteration at all, n = 0, ends before any S, also before ``S = 0``.)
     """
     y, (c, m) = as_array(times), _parts(law)
     most = len(survival(law, sync))  # iterations that can begin

@@ -37,7 +37,7 @@ def shares(sizes: Sequence[int]) -> np.ndarray:
 
 
 def kappa(sizes: Sequence[int]) -> float:
-    """Return ``G sum_i w_i^2``: 1 for groups of equal size, at most their number G."""
+    """Return ``G_g sum_i w_i^2``: 1 for groups of equal size, at most their number ``G_g``."""
     w = shares(sizes)
     return float(len(w) * (w**2).sum())
 
@@ -81,7 +81,10 @@ def lemma_1_sharper(counts: Any, *, sizes: Sequence[int], lr: float, G2: float) 
 
 
 def remark_3_rates(counts: Any, *, G2: float) -> np.ndarray:
-    """Return the largest rates that Remark 3 allows: ``[2 (t_i^2 + G) G2]^(-1/2)`` for group i."""
+    """Return the largest rates that Remark 3 allows: ``[2 (t_i^2 + G_g) G^2]^(-1/2)`` for group i.
+
+    ``G_g`` is the number of groups, the length of the last axis of ``counts``.
+    """
     t = as_array(counts)
     return 1 / np.sqrt(2 * (t**2 + t.shape[-1]) * G2)
 
@@ -89,7 +92,7 @@ def remark_3_rates(counts: Any, *, G2: float) -> np.ndarray:
 def remark_3_bound(groups: int) -> float:
     """Return what the deviation is at most with these rates, instead of 1 (ours).
 
-    ``(1/sqrt 2 + 1/sqrt(2 (1 + G)))^2``, below 1.245 for two groups or more.
+    ``(1/sqrt 2 + 1/sqrt(2 (1 + G_g)))^2`` for ``G_g`` groups, below 1.245 from two groups on.
     """
     return (math.sqrt(1 / 2) + math.sqrt(1 / (2 * (1 + groups)))) ** 2
 
