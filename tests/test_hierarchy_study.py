@@ -1,5 +1,6 @@
 """What the hierarchy chapter runs: splits between groups, even times, groups alone, gradients."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -86,13 +87,18 @@ def test_a_group_alone_is_one_that_never_meets_the_others():
     task = task_of()
     apart = HierarchicalSGD((2, 4), 0.2, 15.0, 15.0, QUICK, SERVER, 2)
     data = type(task.data).build(task.data.x, task.data.y, task.data.parts[:2])
-    alone = HierarchicalSGD((2,), 0.2, 0.0, 15.0, QUICK, Deterministic(0.0), 2)
-    own = type(task)(task.model, data)
-    rounds = alone.rounds((3,))
-    assert rounds > 5 and apart.rounds((3,)) == 1
-    assert_allclose(
-        states(alone, own, rounds, (3,))[-1].x, states(apart, task, 1, (3,))[0].y[:, 0], atol=1e-13
-    )
+    s = dict(groups=[2, 4], delays=[0, 0.5, 0, 0.5, 0, 2, 0, 1], isolated=0, time=15.0, looks=3)
+    alone = study.build_algorithm([s | dict(lr=0.2, sync=9.0, batch_size=2)], 1)
+    assert alone.local[0] == QUICK and alone.server == Deterministic(0.0)
+    own, every = type(task)(task.model, data), replace(alone, sync=0.0)
+    fine = states(every, own, every.rounds((3,)) + 10, (3,))
+    whole = apart.timelines((3,))[0].counts[0, 0]
+    assert_allclose(fine[whole - 1].x, states(apart, task, 1, (3,))[0].y[:, 0], atol=1e-13)
+    done = alone.timelines((3,))[0].counts[:, 0].cumsum()
+    assert 4 < len(done) < done[-1]
+    for state, n in zip(states(alone, own, len(done), (3,)), done, strict=True):
+        if n <= whole:  # then the finer run is over
+            assert_allclose(state.x, fine[n - 1].x, atol=1e-13)
 
 
 def test_rows_at_even_times_hold_the_last_completed_round():

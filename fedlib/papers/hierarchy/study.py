@@ -155,10 +155,10 @@ def build_algorithm(runs: list[Training], seeds: int) -> HierarchicalSGD:
         tuple(run.get(name, 0.0) for run in runs for _ in range(seeds))
         for name in ("lr", "sync", "grow")
     )
-    if i is not None:  # a group alone: its model is known after every iteration
-        alone = (s["groups"][i],)
-        local, server = (local[i],), Deterministic(0.0)
-        return HierarchicalSGD(alone, lr, 0.0, s["time"], local, server, s["batch_size"])
+    if i is not None:  # a group alone goes on from its own model, which is looked at now and then
+        alone, pause = (s["groups"][i],), s["time"] / s["looks"] / 2
+        rest = (s["time"], (local[i],), Deterministic(0.0), s["batch_size"], "plain")
+        return HierarchicalSGD(alone, lr, pause, *rest)
     merge, groups = s.get("merge", "normalised"), tuple(s["groups"])
     settings = (groups, lr, sync, s["time"], local, server, s["batch_size"], merge, grow)
     if s.get("asynchronous"):
