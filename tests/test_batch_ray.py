@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import build
+import nbformat
 import psutil
 import pytest
 
@@ -89,7 +90,10 @@ wait = 0.0
 
 
 class Cluster:
-    """Two nodes of one core each; what belongs to them is known by its environment."""
+    """Two nodes of one core each, the second with a GPU that is none.
+
+    What belongs to them is known by its environment.
+    """
 
     def __init__(self, home: Path) -> None:
         self.home, self.head, self.second = home, None, None
@@ -104,7 +108,7 @@ class Cluster:
         self.head = self._start("--head", f"--port={ports[0]}", f"--dashboard-port={ports[1]}",
                                 "--include-dashboard=false")  # fmt: skip
         eventually(lambda: spread._knock(self.address) is None, self.head, 60)
-        self.second = self._start(f"--address={self.address}")
+        self.second = self._start(f"--address={self.address}", "--num-gpus=1")
         eventually(lambda: len(self.raylets()) == 2, self.second, 60)
 
     def _start(self, *words: str) -> subprocess.Popen[bytes]:
@@ -244,6 +248,25 @@ def test_interrupted_it_goes_on(start, tmp_path):
     assert {page: page.stat().st_mtime_ns for page in before} == before, "none was run again"
     pages = [json.loads(page.read_text()) for page in folder.glob("jobs/*/toy/*.json")]
     assert [len(page["beside"]) for page in pages] == [1] * 4, "one run of four, shared by two"
+
+
+def test_whoever_asks_for_a_gpu_waits_for_one(cluster, start, tmp_path, monkeypatch):
+    book = nbformat.v4.new_notebook()
+    book.metadata["kernelspec"] = {"name": "python3", "display_name": "", "language": "python"}
+    say = "import os\nprint('GPU', os.environ.get('CUDA_VISIBLE_DEVICES'), device)"
+    for tag, source in (("parameters", "device = 'cpu'"), ("said", say)):
+        book.cells.append(nbformat.v4.new_code_cell(source, metadata={"tags": [tag]}))
+    nbformat.write(book, tmp_path / "a.ipynb")
+    running = start('notebook = "a.ipynb"\n[grid]\ndevice = ["cuda", "cpu"]')
+    said, complained = (text.decode() for text in running.communicate(timeout=120))
+    assert running.returncode == 0, said + complained
+    made = [p.read_text() for p in (tmp_path / "there").glob("jobs/*/notebook.ipynb")]
+    assert [sum(f"GPU {n} {device}" in text for text in made)
+            for n, device in ((0, "cuda"), (0, "cpu"))] == [1, 0]  # fmt: skip
+    monkeypatch.setattr(ray, "init", lambda *_, **__: None)
+    monkeypatch.setattr(ray, "nodes", lambda: [{"Resources": {"CPU": 1.0}, "Alive": True}])
+    with pytest.raises(FedlibError, match="no node of the cluster at 'auto' has a GPU"):
+        batch.run(tmp_path / "grid.toml", tmp_path / "none", ray="auto", progress=False)
 
 
 def test_nobody_listens(tmp_path):

@@ -14,8 +14,10 @@ from fedlib import datasets
 from fedlib.engine.draws import draw_one
 from fedlib.engine.simulation import History
 from fedlib.errors import FedlibError
-from fedlib.papers.hierarchy import HierarchicalSGD, study, theorems
+from fedlib.evidence import catalogue
+from fedlib.papers.hierarchy import HierarchicalSGD, constants, study, theorems
 from fedlib.papers.hierarchy.clock import Timeline
+from fedlib.papers.job import Job
 from fedlib.population.delays import Deterministic
 
 LABELS = np.random.default_rng(0).integers(0, 10, 4000)
@@ -158,3 +160,46 @@ def test_walking_the_paths_ends_where_the_round_ends():
         y = y - 0.5 * task.grad(y.repeat(2, 1), batch).mean(0)
     assert_allclose(total[0, 0], squares, rtol=1e-12)
     assert_allclose(ends[0, 0], y, atol=1e-14)
+
+
+def test_constants_are_looked_at_along_the_run():
+    task = task_of()
+    algorithm = HierarchicalSGD((2, 4), 0.3, 0.0, 60.0, QUICK, SERVER, 2)
+    rounds = algorithm.rounds((5,))
+    found = constants.along(algorithm, task, 5, [0.5, 1.0])
+    path = states(algorithm, task, rounds, (5,))
+    assert len(found) == 3 and round(rounds / 2) < rounds
+    assert_allclose(found[0], task.init((5,)))
+    assert_allclose(found[1], path[round(rounds / 2) - 1].x)
+    assert_allclose(found[2], path[-1].x)
+
+
+def test_constants_against_a_whole_hessian():
+    """Softmax regression on the digits: the Hessian of a group's loss, by autograd."""
+    s = catalogue.settings("hierarchy", "constants-7", "smoke")
+    one = {**s, "lr": 0.1, "groups": [2, 3], "runs": s["runs"][:1], "products": 200}
+    one["runs"] = [{"run": "S=0", "shares": [0.1], "time": 12.0}]
+    frame = constants.constants(Job(one, (1,), progress=False)).frame
+    found = frame.set_index("metric")["value"]
+    task = study.build_task(one, [1])[0].of(1)
+    algorithm = study.build_algorithm([{**one, **one["runs"][0]}], 1)
+    largest, steep = 0.0, 0.0
+    for theta in constants.along(algorithm, task, 1, [0.1]):
+        for clients in (range(2), range(2, 5)):
+
+            def f(theta, clients=clients):
+                each = []
+                for n in clients:
+                    rows = torch.from_numpy(task.data.parts[n])
+                    logits = task.data.x[rows].flatten(1) @ theta[:640].view(10, 64).T + theta[640:]
+                    each.append(torch.nn.functional.cross_entropy(logits, task.data.y[rows]))
+                return torch.stack(each).mean()
+
+            H = torch.autograd.functional.hessian(f, theta[0])
+            largest = max(largest, float(torch.linalg.eigvalsh(H).max()))
+            g = torch.autograd.functional.jacobian(f, theta[0])
+            steep = max(steep, float(g @ g) + found["sigma2"] / len(clients))
+    assert found["L"] == pytest.approx(largest, rel=0.02)
+    assert found["G2"] == pytest.approx(steep, rel=1e-4)
+    assert found["gap"] == pytest.approx(float(
+        task.evaluate(task.init([1]), "train", average="clients")["loss"]))  # fmt: skip

@@ -932,3 +932,17 @@ def test_estimators_of_the_constants():
     largest = np.abs(np.linalg.eigvalsh(A.numpy())).max(1)
     L = theory.client_smoothness(task, thetas[:1], range(3), iterations=2000, tolerance=1e-10)
     assert L == pytest.approx(largest.max(), rel=1e-4)
+
+
+def test_constants_of_groups_are_those_of_their_mean_objectives():
+    rng = np.random.default_rng(11)
+    raw = rng.standard_normal((5, 4, 4))
+    A, sizes = torch.as_tensor(raw + raw.transpose(0, 2, 1)), (2, 3)
+    task, models = Quadratics(A), [torch.ones(1, 4).double(), -3 * torch.ones(1, 4).double()]
+    batches = [s * torch.full((5, 4), 0.5).double() for s in (-1, 1)]
+    found = theory.group_constants(task, sizes, models, batches, iterations=2000, tolerance=1e-12)
+    means = [A[:2].mean(0).numpy(), A[2:].mean(0).numpy()]
+    assert found["L"] == pytest.approx(max(np.abs(np.linalg.eigvalsh(m)).max() for m in means))
+    assert found["sigma2"] == pytest.approx(4 * 0.25)
+    squares = [(3 * m.sum(1)) @ (3 * m.sum(1)) for m in means]
+    assert found["G2"] == pytest.approx(max(squares[0] + 1 / 2, squares[1] + 1 / 3))

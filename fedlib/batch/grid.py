@@ -77,6 +77,11 @@ class BatchJob:
         s = catalogue.settings(self.paper, self.experiment, self.profile)
         return catalogue.change(s, self.changes)
 
+    @property
+    def on_gpu(self) -> bool:
+        """Whether it asks for a GPU, by its device or by its notebook's parameter."""
+        return "cuda" in (self.device, self.parameters.get("device"))
+
     @functools.cached_property
     def variant(self) -> str:
         """A short name for what it is, whatever its seeds."""
@@ -184,7 +189,9 @@ def _experiment(
     s = catalogue.change(catalogue.settings(paper, experiment, profile), changes)
     asked = [given["seed"]] if "seed" in given else given.get("seeds")
     seeds = experiments.choose_seeds(s, asked)
-    device = experiments.choose_device(given.get("device", "cpu"))
+    device = given.get("device", "cpu")
+    if device != "cuda":  # which may be another machine's
+        device = experiments.choose_device(device)
     runs = [run["run"] for run in s.get("runs", [])]
     if "run" in headline and runs and headline["run"] not in runs:
         raise unknown("run in [headline]:", headline["run"], runs)

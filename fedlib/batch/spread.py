@@ -26,6 +26,7 @@ from fedlib.batch import grid as grids
 from fedlib.batch import store, work
 from fedlib.batch.units import Unit, plan
 from fedlib.errors import FedlibError
+from fedlib.evidence import experiments
 from fedlib.paths import expand
 
 LOG = "workers.log"
@@ -85,6 +86,8 @@ def run(
     if ray and workers > 1:
         raise FedlibError("--ray takes the place of --workers: give one of the two.")
     jobs = grids.read(grid, changes)
+    for job in () if ray else jobs:
+        experiments.choose_device(job.device)
     folder = files.make_folder(expand(out, "The folder").absolute())
     todo = plan(jobs, workers, shard)
     lock = folder / f".{shard.replace('/', '-of-')}.lock"
@@ -92,7 +95,8 @@ def run(
         stack.enter_context(files.only_one(lock, f"A batch, shard {shard},"))
         store.keep(folder, jobs)
         if ray:
-            todo = plan(jobs, stack.enter_context(_joined(ray, threads)), shard)
+            gpu = any(job.on_gpu for job in jobs)
+            todo = plan(jobs, stack.enter_context(_joined(ray, threads, gpu)), shard)
         left = [part for unit in todo for part in remaining(unit, folder, retry)]
         found: Finished = iter(())
         if left and ray:
@@ -222,8 +226,11 @@ def _ending(code: int) -> str:
 
 
 @contextlib.contextmanager
-def _joined(address: str, threads: int) -> Iterator[int]:
-    """Join a Ray cluster for a while; yield how many units it can carry out side by side."""
+def _joined(address: str, threads: int, gpu: bool = False) -> Iterator[int]:
+    """Join a Ray cluster for a while; yield how many units it can carry out side by side.
+
+    With ``gpu`` there has to be a node that has one: Ray would wait for it without a word.
+    """
     try:
         import ray
     except ImportError as error:
@@ -243,6 +250,11 @@ def _joined(address: str, threads: int) -> Iterator[int]:
             places = sum(int(cores) // threads for cores in nodes)
             if not places:
                 raise FedlibError(f"No node of the cluster at '{address}' has {threads} cores.")
+            if gpu and not any(n["Resources"].get("GPU") for n in ray.nodes() if n["Alive"]):
+                raise FedlibError(
+                    f"Jobs ask for device = 'cuda', and no node of the cluster at '{address}' has "
+                    "a GPU. `ray start --num-gpus 1` offers one that Ray does not find by itself."
+                )
             yield places
         finally:
             ray.shutdown()
@@ -262,7 +274,10 @@ def _cluster(units: Sequence[Unit], folder: Path, threads: int) -> Finished:
     # A unit whose node or process is lost is begun anew, on another node: up to three times.
     remote = ray.remote(num_cpus=threads, max_retries=3)(_elsewhere)
     ours = {name: value for name, value in os.environ.items() if name.startswith("FEDLIB_")}
-    waiting = {remote.remote(unit, threads, ours): unit for unit in units}
+    waiting = {
+        remote.options(num_gpus=int(unit.jobs[0].on_gpu)).remote(unit, threads, ours): unit
+        for unit in units
+    }
     while waiting:
         (done,), _ = ray.wait(list(waiting), num_returns=1)
         unit = waiting.pop(done)
@@ -288,7 +303,7 @@ def _elsewhere(
     for name, value in ours.items():
         os.environ.setdefault(name, value)
     torch.set_num_threads(threads)
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory(prefix="fedlib-") as place:
         told = work.carry_out(unit, Path(place))
         home = Path(place) / "jobs"
         made = [path for path in home.rglob("*") if path.is_file() and not _hidden(path, home)]

@@ -394,3 +394,53 @@ def client_smoothness(
     """
     clients = list(clients)
     return max(smoothness(task, theta, n, **options) for theta in models for n in clients)
+
+
+class OfGroups:
+    """A task seen from the groups: client i is the mean over the clients of group i.
+
+    Parameters
+    ----------
+    task
+        Anything with ``client_gradients(theta[1, P]) -> [N, P]``, clients group by group.
+    sizes
+        Clients of each group, ``[G]``.
+    """
+
+    def __init__(self, task: Any, sizes: Sequence[int]) -> None:
+        self.task, self.sizes = task, [int(n) for n in check_sizes(sizes)]
+
+    def client_gradients(self, theta: torch.Tensor) -> torch.Tensor:
+        """Return the exact gradients of the groups' objectives, ``[G, P]``."""
+        parts = self.task.client_gradients(theta).split(self.sizes)
+        return torch.stack([part.mean(0) for part in parts])
+
+
+def group_constants(
+    task: Any,
+    sizes: Sequence[int],
+    models: Sequence[torch.Tensor],
+    batches: Sequence[Any],
+    **options: Any,
+) -> dict[str, float]:
+    """Return ``L``, ``sigma2`` and ``G2`` for :func:`theorem_2_sharper`, as these models show them.
+
+    ``L`` is the largest curvature of a group's objective; ``sigma2`` the largest variance of a
+    client's minibatch gradient; ``G2`` the largest ``||grad f_i||^2 + sigma2 / |N_i|``. All are
+    lower estimates of what the theorem asks for at every model.
+
+    Parameters
+    ----------
+    task, models, batches
+        As in :func:`gradient_constants`; clients group by group.
+    sizes
+        Clients of each group, ``[G]``.
+    options
+        As in :func:`client_smoothness`.
+    """
+    groups = OfGroups(task, sizes)
+    sigma2 = gradient_constants(task, models, batches)["sigma2"]
+    squares = torch.stack([groups.client_gradients(x).square().sum(1) for x in models]).amax(0)
+    moments = as_array(squares) + sigma2 / check_sizes(sizes)
+    L = client_smoothness(groups, models, range(len(groups.sizes)), **options)
+    return {"L": L, "sigma2": sigma2, "G2": float(moments.max())}
