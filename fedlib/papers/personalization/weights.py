@@ -146,7 +146,7 @@ def _checked(z: Tensor, n: Tensor, lam: float | Tensor) -> tuple[Tensor, Tensor]
     """Return sizes and λ as tensors like z, having refused what makes no problem."""
     if not isinstance(z, Tensor) or not z.is_floating_point() or z.dim() < 1:
         raise FedlibError(f"z holds real discrepancies [..., N] in a tensor; got {z!r}.")
-    n, lam = torch.as_tensor(n).to(z), torch.as_tensor(lam).to(z)
+    n, lam = (torch.as_tensor(value, dtype=z.dtype, device=z.device) for value in (n, lam))
     if n.shape != z.shape[-1:]:
         raise FedlibError(f"n is {[*n.shape]}. Expected one size a client, [{z.shape[-1]}].")
     if not bool((n > 0).all()) or not bool(n.isfinite().all()):
