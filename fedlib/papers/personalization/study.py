@@ -1,0 +1,249 @@
+"""What the personalization chapter runs: many ways to serve clients that differ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NotRequired
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from fedlib.engine import models
+from fedlib.engine.data import FederatedDataset
+from fedlib.engine.draws import upload
+from fedlib.engine.simulation import History, simulate
+from fedlib.engine.tasks import Task
+from fedlib.errors import unknown
+from fedlib.papers.job import Job, Outcome, alike, apart, checkpoint_file, joined, off_cycle
+from fedlib.papers.personalization import others, weights
+from fedlib.papers.personalization.algorithm import PERM, Mixing, ShuffledSGD, State
+from fedlib.papers.personalization.discrepancy import estimate, halves
+from fedlib.papers.personalization.people import Judges, People, Population, people
+from fedlib.schema import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+MODELS = {
+    "softmax": models.softmax,
+    "mlp": models.mlp,
+    "small_cnn": lambda channels, side, classes: models.small_cnn((channels, side, side), classes),
+}
+
+
+class Serving(People):
+    """One way to serve clients."""
+
+    model: list[str | PositiveInt]  # its name, and sizes
+    l2: NotRequired[NonNegativeFloat]
+    method: str
+    lr: PositiveFloat
+    local_steps: PositiveInt
+    batch_size: PositiveInt
+    rounds: PositiveInt  # of communication, warm-up included
+    warmup: NotRequired[NonNegativeInt]  # rounds of FedAvg before
+    looks: PositiveInt
+    lam: NotRequired[PositiveFloat]  # λ of PERM, in tr Σ
+    unbiased: NotRequired[bool]
+    visits: NotRequired[str]
+    inner_lr: NotRequired[PositiveFloat]  # of Per-FedAvg and pFedMe
+    pull: NotRequired[PositiveFloat]  # λ of pFedMe and of Ditto
+    mixing: NotRequired[PositiveFloat]  # α of APFL
+    tune_steps: NotRequired[PositiveInt]  # of localized FedAvg
+
+
+Rates = tuple[float, ...]
+Build = Callable[[Serving, Rates, Population], Any]
+
+
+def _basic(s: Serving, lr: Rates) -> tuple[Rates, int, int]:
+    return lr, s["local_steps"], s["batch_size"]
+
+
+def _shuffled(s: Serving, lr: Rates, _: Population) -> ShuffledSGD:
+    return ShuffledSGD(*_basic(s, lr), s.get("visits", "relative"))
+
+
+def _perm(s: Serving, lr: Rates, _: Population) -> PERM:
+    visits = s.get("visits", "relative")
+    return PERM(*_basic(s, lr), visits, mixing=_mixing(s), global_lr=lr)
+
+
+def _mixing(s: Serving) -> Mixing:
+    return Mixing(s["lam"], unbiased=s.get("unbiased", False))
+
+
+METHODS: dict[str, Build] = {
+    "perm": _perm,
+    "two-stage": _shuffled,
+    "fedavg": lambda s, lr, _: others.LocalizedFedAvg(*_basic(s, lr), 0),
+    "localized": lambda s, lr, _: others.LocalizedFedAvg(*_basic(s, lr), s["tune_steps"]),
+    "per-fedavg": lambda s, lr, _: others.PerFedAvg(*_basic(s, lr), s["inner_lr"]),
+    "pfedme": lambda s, lr, _: others.PFedMe(*_basic(s, lr), s["inner_lr"], lam=s["pull"]),
+    "ditto": lambda s, lr, _: others.Ditto(*_basic(s, lr), s["pull"]),
+    "apfl": lambda s, lr, _: others.APFL(*_basic(s, lr), s["mixing"]),
+    "local": lambda s, lr, _: others.LocalOnly(*_basic(s, lr)),
+    "oracle": lambda s, lr, p: others.Oracle(*_basic(s, lr), p.groups),
+}
+ALONE = ("run", "lr", "tuned_as")  # in what rows of one batch may differ
+MANY = 0.01  # a weight from which on a client counts as listened to
+
+
+@alike("seeds", "runs")
+def serving(job: Job[Serving]) -> Outcome:
+    """Serve clients in every way that an experiment names, all seeds side by side.
+
+    Metrics are means over the clients, each judged by its own model: ``train`` on the rows that it
+    learned from, ``test`` on its own that it did not; ``group k`` the same for clients of one kind,
+    where there are two kinds. Rows of the split ``weights`` tell of the mixing weights, and at the
+    end hold them, client i's weight for j, for the first seed. ``models`` and ``gradients`` are
+    what a client has spent by then.
+    """
+    s, frames, diverged, made = job.settings, {}, {}, {}
+    together: dict[str, list[Serving]] = {}
+    for run in s["runs"]:
+        rest = {k: v for k, v in run.items() if k not in ALONE}
+        together.setdefault(repr(sorted(rest.items())), []).append({**s, **run})
+    for runs in together.values():
+        key = repr([runs[0].get(name) for name in People.__annotations__])
+        if key not in made:
+            made[key] = people(runs[0], job.seeds)
+        names = [run["run"] for run in runs]
+        history, first = _served(job, runs, made[key])
+        found, lost = apart(history, names, len(job.seeds))
+        frames |= found
+        diverged |= lost
+        if first is not None:
+            frames[names[0]] = pd.concat([frames[names[0]], first.assign(run=names[0])])
+    hashes = {k: v for population in made.values() for k, v in population.hashes.items()}
+    return joined(frames, diverged, s["runs"], hashes)
+
+
+def build_task(s: Serving, population: Population, device: str = "cpu") -> Task:
+    """Return the task of a population, with a split for each seed."""
+    name, *sizes = s["model"]
+    if name not in MODELS:
+        raise unknown("model", name, MODELS)
+    split = population.train
+    data = FederatedDataset.build(
+        population.x, population.y, next(iter(split.values())), device=device
+    ).with_splits(split)
+    return Task(MODELS[name](*sizes), data, l2=s.get("l2", 0.0))
+
+
+def _served(
+    job: Job[Serving], runs: list[Serving], population: Population
+) -> tuple[History, pd.DataFrame | None]:
+    """Carry out runs that differ in their rates; also return the final weights of the first."""
+    s, every = runs[0], job.seeds * len(runs)
+    if s["method"] not in METHODS:
+        raise unknown("method", s["method"], METHODS)
+    lr = tuple(run["lr"] for run in runs for _ in job.seeds)
+    task, look = build_task(s, population, job.device), Looks(population, every)
+    looks, x = off_cycle(s["rounds"], s["looks"], task.N), task.init(job.seeds)
+    sizes = np.array([len(part) for part in population.train[job.seeds[0]]])
+    x, frames, lost = x.repeat(len(runs), 1), [], {}
+    for method, start, stop in phases(s):
+        algorithm = METHODS[method](s, lr, population)
+        state = algorithm.init(task, every, x)
+        if method == "two-stage":
+            found = estimate(task, x, upload([halves(task.data, every)], x.device)[0])
+            state = replace(state, A=_mixing(s).weights(found, state.A))
+        part = simulate(
+            algorithm, task, stop - start, every, state=state,
+            evaluate_at=[t - start for t in looks if start < t < stop],
+            evaluate=look.of(algorithm), name=[run["run"] for run in runs for _ in job.seeds],
+            progress=job.progress, checkpoint_every=50, until=job.until,
+            checkpoint=checkpoint_file(job, f"{s['run']} {method}"),
+        )  # fmt: skip
+        frames.append(_dated(part.frame, algorithm, start, s["local_steps"], sizes))
+        for name, seeds in part.diverged.items():
+            late = {seed: t + start for seed, t in seeds.items()}
+            lost[name] = late | lost.get(name, {})  # the first time counts
+        x = part.state.x
+    history = History(pd.concat(frames, ignore_index=True), part.state, lost)
+    return history, _final(part.state, population, job.seeds[0], s["rounds"])
+
+
+def phases(s: Serving) -> list[tuple[str, int, int]]:
+    """Return which method rules from which round to which: FedAvg before others, where wanted."""
+    warm = s.get("warmup", 0)
+    own = (s["method"], warm, s["rounds"])
+    return [("fedavg", 0, warm), own] if warm else [own]
+
+
+def _dated(
+    frame: pd.DataFrame, algorithm: Any, start: int, steps: int, sizes: np.ndarray
+) -> pd.DataFrame:
+    """Return the rows of a phase that began after ``start`` rounds of FedAvg, with their costs."""
+    frame = frame[frame["round"] > 0] if start else frame
+    asked = [int(t) for t in frame["round"].unique()]
+    shuffled = isinstance(algorithm, ShuffledSGD)
+    spent = {
+        t: others.spent(algorithm, t, sizes) if shuffled else algorithm.spent(t) for t in asked
+    }
+    costs = {
+        name: frame["round"].map({t: v[name] for t, v in spent.items()}) + start * before
+        for name, before in (("models", 2), ("gradients", steps))
+    }
+    return frame.assign(round=frame["round"] + start, **costs)
+
+
+def _final(state: Any, population: Population, seed: int, rounds: int) -> pd.DataFrame | None:
+    """Return the mixing weights of the first run at the end, and every client's kind."""
+    if not isinstance(state, State):
+        return None
+    A, N = state.A[0].double().cpu().numpy(), state.A.shape[1]
+    i, j = np.divmod(np.arange(N * N), N)
+    common = dict(seed=seed, round=rounds, clock=float(rounds), split="final weights")
+    table = pd.DataFrame(dict(i=i, j=j, metric="weight", value=A.ravel()))
+    kinds = pd.DataFrame(dict(i=np.arange(N), j=-1, metric="kind", value=population.groups[seed]))
+    return pd.concat([table, kinds]).assign(**common)
+
+
+class Looks:
+    """The evaluation of a round: every client by its own model."""
+
+    def __init__(self, population: Population, seeds: tuple[int, ...]) -> None:
+        self.learned = Judges(population.train, seeds)
+        self.own = Judges(population.own, seeds)
+        self.groups = np.stack([population.groups[seed] for seed in seeds])
+
+    def of(self, algorithm: Any) -> Callable[[Any, Task], dict[tuple[str, str], Tensor]]:
+        """Return the evaluation of an algorithm's runs."""
+
+        def look(state: Any, task: Task) -> dict[tuple[str, str], Tensor]:
+            mixed = isinstance(state, State)
+            theta = state.v if mixed else algorithm.personal(state, task)
+            judged = {"train": self.learned(task, theta), "test": self.own(task, theta)}
+            found = {
+                (split, metric): value.mean(1)
+                for split, each in judged.items()
+                for metric, value in each.items()
+            }
+            if len(np.unique(self.groups)) == 2:
+                for k in range(2):
+                    mine = torch.from_numpy(self.groups == k)
+                    mean = (judged["test"]["accuracy"] * mine).sum(1) / mine.sum(1)
+                    found[f"group {k}", "accuracy"] = mean
+            return found | (told(state.A, self.groups) if mixed else {})
+
+        return look
+
+
+def told(A: Tensor, groups: np.ndarray) -> dict[tuple[str, str], Tensor]:
+    """Return what there is to tell of mixing weights ``[R, N, N]``, each ``[R]``.
+
+    ``entropy``: of a row, as a share of ``log N``; ``own``: the weight for oneself; ``outside``:
+    the weight for clients of another kind (all means over rows); ``listened``: the largest number
+    of weights above 0.01 in a row.
+    """
+    A = A.double().cpu()
+    other = torch.from_numpy(groups[:, :, None] != groups[:, None, :])
+    entropy = weights.entropy(A) / np.log(max(2, A.shape[1]))
+    return {
+        ("weights", "entropy"): entropy.mean(1),
+        ("weights", "own"): A.diagonal(dim1=1, dim2=2).mean(1),
+        ("weights", "outside"): (A * other).sum(2).mean(1),
+        ("weights", "listened"): (A > MANY).sum(2).amax(1).double(),
+    }

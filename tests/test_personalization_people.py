@@ -1,0 +1,131 @@
+"""Who holds what in the personalization chapter, and how each client's own model is judged."""
+
+import numpy as np
+import pytest
+import torch
+from numpy.testing import assert_allclose
+
+from fedlib import datasets
+from fedlib.engine import models
+from fedlib.engine.data import FederatedDataset
+from fedlib.engine.tasks import Task
+from fedlib.errors import FedlibError
+from fedlib.papers.personalization.people import Judges, people, two_halves
+
+HALVES = dict(split="halves", clients=6, samples=20, judging=0.25, features=8)
+DIGITS = dict(dataset="digits", clients=10, samples=30, judging=0.2)
+WRITERS = dict(dataset="writers-digits", split="owners", clients=8, samples=30, judging=0.2)
+KINDS = [
+    HALVES,
+    DIGITS | dict(split="random"),
+    DIGITS | dict(split="classes", classes=1),
+    DIGITS | dict(split="classes", classes=2),
+    WRITERS,
+]
+
+
+@pytest.mark.parametrize("s", KINDS, ids=lambda s: f"{s['split']} {s.get('classes', '')}")
+def test_no_row_is_given_twice_and_none_that_judges_is_learned_from(s):
+    found = people(s, [3, 4])
+    for seed in (3, 4):
+        train, own = found.train[seed], found.own[seed]
+        rows = np.concatenate([*train, *own])
+        assert len(train) == len(own) == len(found.groups[seed]) == s["clients"]
+        assert len(np.unique(rows)) == len(rows) and rows.max() < len(found.y)
+        assert min(map(len, train)) >= 2 and min(map(len, own)) >= 1
+    assert any((a != b).any() if len(a) == len(b) else True
+               for a, b in zip(found.train[3], found.train[4], strict=True))  # fmt: skip
+    again = people(s, [4, 3])
+    if s["split"] != "halves":
+        assert all((a == b).all() for a, b in zip(found.own[3], again.own[3], strict=True))
+
+
+def test_a_share_of_each_clients_rows_judges():
+    found = people(HALVES, [0])
+    assert {len(part) for part in found.train[0]} == {15}
+    assert {len(part) for part in found.own[0]} == {5}
+
+
+def test_clients_of_one_class_are_of_one_kind():
+    s = DIGITS | dict(split="classes", classes=1, clients=20, samples=16)
+    found = people(s, [1])
+    labels = [np.unique(found.y[np.r_[a, b]])
+              for a, b in zip(found.train[1], found.own[1], strict=True)]  # fmt: skip
+    assert [len(c) for c in labels] == [1] * 20
+    assert [int(c[0]) for c in labels] == found.groups[1].tolist()
+    assert (np.bincount(found.groups[1]) == 2).all(), "every class as often as the others"
+
+
+def test_clients_of_two_classes_hold_two_and_know_no_kind():
+    found = people(DIGITS | dict(split="classes", classes=2), [1])
+    assert all(len(np.unique(found.y[part])) == 2 for part in found.train[1])
+    assert (found.groups[1] == -1).all()
+
+
+def test_writers_keep_their_rows():
+    found = people(WRITERS, [2])
+    held = datasets.load("writers-digits")
+    owners = datasets.owners(held)
+    whose = np.r_[owners.train, owners.test]
+    n = len(held.train_y)
+    for train, own in zip(found.train[2], found.own[2], strict=True):
+        (name,) = np.unique(whose[np.r_[train, own]])
+        assert (train < n).all() and (own >= n).all() and len(train) <= 30
+        assert len(own) == (owners.test == name).sum()
+
+
+def test_the_synthetic_task_by_its_law():
+    x, y = two_halves(0, 4, 20_000, 5)
+    x, y = x.reshape(2, 40_000, 5), y.reshape(2, 40_000)
+    for half, sign in zip(x, (1, -1), strict=True):
+        assert_allclose(half.mean(0), 0.2 * sign, atol=0.02)
+        assert_allclose(half.var(0), np.arange(1, 6) ** -1.2, rtol=0.03)
+        assert_allclose(np.corrcoef(half.T) - np.eye(5), 0, atol=0.02)
+    # one w parts the classes in both halves, with opposite signs
+    w = np.linalg.lstsq(x[0] - 0, 2.0 * y[0] - 1, rcond=None)[0]
+    assert ((x[0] @ w > 0) == y[0]).mean() > 0.9 and ((x[1] @ w > 0) == y[1]).mean() < 0.1
+    other, _ = two_halves(1, 4, 20_000, 5)
+    assert not np.allclose(other[:10], x[0, :10])
+
+
+def test_a_balanced_draw_has_both_classes_alike():
+    shares = [two_halves(seed, 2, 40_000, 60, balanced=True)[1].mean() for seed in range(3)]
+    assert_allclose(shares, 0.5, atol=0.01)
+    free = [two_halves(seed, 2, 4000, 60)[1].reshape(2, -1).mean(1) for seed in range(6)]
+    assert np.ptp(free) > 0.2, "the paper's draw differs from seed to seed"
+
+
+def test_each_client_is_judged_by_its_own_model_on_its_own_rows():
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(40, 4)), rng.integers(0, 3, 40)
+    parts = np.split(rng.permutation(40), [10, 17, 30])
+    data = FederatedDataset.build(torch.from_numpy(x), y, parts)
+    task = Task(models.mlp(4, 3), data)
+    theta = torch.from_numpy(rng.normal(size=(2, 4, task.size)))
+    judges = Judges({0: parts, 5: parts[::-1]}, (0, 5))
+    for chunk in (1_000_000, 1):
+        task.chunk = chunk
+        found = judges(task, theta)
+        for r, held in enumerate((parts, parts[::-1])):
+            for n, rows in enumerate(held):
+                W, b = theta[r, n, :12].view(3, 4).numpy(), theta[r, n, 12:].numpy()
+                out = x[rows] @ W.T + b
+                right = (out.argmax(1) == y[rows]).mean()
+                logs = out - np.log(np.exp(out).sum(1, keepdims=True))
+                assert found["accuracy"][r, n] == pytest.approx(right)
+                loss = -logs[np.arange(len(rows)), y[rows]].mean()
+                assert found["loss"][r, n] == pytest.approx(loss)
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (dict(split="thirds"), "split"),
+        (dict(split="random", samples=2), "too few samples"),
+        (dict(split="random", judging=0.99), "too few samples"),
+        (dict(split="owners", dataset="writers-digits", clients=10_000), "rows of"),
+    ],
+)
+def test_what_cannot_be_dealt_is_refused_in_a_sentence(change, match):
+    with pytest.raises(FedlibError, match=match):
+        people(DIGITS | dict(classes=1) | change, [0])
