@@ -53,6 +53,25 @@ def test_the_grid_grows_until_every_best_value_is_inside(wide):
         assert set(own["at"]) == set(tried), "every method has the same grid"
 
 
+def test_held_out_samples_decide_where_they_are_asked(monkeypatch):
+    """A study whose training loss falls with the rate, and whose held-out loss has its best at 1."""
+
+    def overfits(job: Job) -> Outcome:
+        rows = []
+        for run in job.settings["runs"]:
+            common = dict(run=run["run"], seed=1, round=3, metric="loss")
+            rows.append(common | dict(split="train", value=-run["lr"]))
+            rows.append(common | dict(split="test", value=math.log(run["lr"]) ** 2))
+        return Outcome(pd.DataFrame(rows), {}, {})
+
+    monkeypatch.setattr(tuning, "study", lambda kind: overfits)
+    settings = SETTINGS | dict(by="test", runs=[dict(run="a")], grid=[0.1, 1.0, 10.0])
+    frame = tuning.grid(Job(settings, (1001,), progress=False)).frame
+    found = tuning.table(frame)
+    assert found["at"].tolist() == [1.0] and found["interior"].all()
+    assert set(frame["split"]) == {"train", "validation"}, "nothing is called a test of it"
+
+
 def test_a_grid_does_not_grow_for_ever(monkeypatch):
     monkeypatch.setattr(tuning, "study", lambda kind: valley)
     monkeypatch.setitem(BEST, "slow", 1e-30)

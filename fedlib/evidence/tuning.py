@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, NotRequired
 
 import pandas as pd
 
@@ -20,7 +20,8 @@ from fedlib.papers.job import Job, Outcome, Settings, study
 SEEDS = (1001, 1002, 1003)
 HALF_DECADE = math.sqrt(10)
 MOST = 15  # values; a method whose best value is still at the edge then has none
-SHARE = 1 / 3  # of the run, at its end, over which the training loss is averaged
+SHARE = 1 / 3  # of the run, at its end, over which the loss is averaged
+VALIDATION = "validation"  # samples of the tuning seeds that are learned from by nobody
 
 
 class Grid(Settings):
@@ -29,6 +30,8 @@ class Grid(Settings):
     study: str  # its kind
     tunes: str  # the setting that is tried
     grid: list[float]  # the first values of it
+    by: NotRequired[str]  # "test" where each client is judged by a model of its own: the samples
+    # held out from the tuning seeds decide, and are called validation in the record
 
 
 def grid(job: Job[Grid]) -> Outcome:
@@ -58,6 +61,8 @@ def _at(job: Job, values: list[float]) -> Outcome:
     asked = {_name(run["run"], v): (run, v) for v in values for run in s["runs"]}
     runs = [{**run, "run": name, s["tunes"]: v} for name, (run, v) in asked.items()]
     out = study(s["study"])(replace(job, settings={**s, "runs": runs}))
+    if s.get("by") == "test":
+        out.frame["split"] = out.frame["split"].replace("test", VALIDATION)
     method = out.frame["run"].map({name: run["run"] for name, (run, _) in asked.items()})
     at = out.frame["run"].map({name: v for name, (_, v) in asked.items()})
     return Outcome(out.frame.assign(method=method, at=at), out.diverged, out.hashes)
@@ -73,11 +78,13 @@ def table(frame: pd.DataFrame) -> pd.DataFrame:
     Returns
     -------
     pandas.DataFrame
-        A row a method: ``method``; ``at``, the value with the lowest training loss, averaged over
-        the last third of the run and over the seeds, infinite for a run that diverged; ``loss``,
-        that average; ``interior``, whether the grid goes on at both sides.
+        A row a method: ``method``; ``at``, the value with the lowest training loss, or validation
+        loss where there is one, averaged over the last third of the run and over the seeds,
+        infinite for a run that diverged; ``loss``, that average; ``interior``, whether the grid
+        goes on at both sides.
     """
-    losses = frame[(frame["metric"] == "loss") & (frame["split"] == "train")]
+    split = VALIDATION if (frame["split"] == VALIDATION).any() else "train"
+    losses = frame[(frame["metric"] == "loss") & (frame["split"] == split)]
     stop = losses.groupby(["method", "at", "seed"])["round"].transform("max")
     late = losses[losses["round"] > (1 - SHARE) * stop]
     means = late.groupby(["method", "at"])["value"].agg(lambda v: v.mean(skipna=False))
