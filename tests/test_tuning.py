@@ -54,7 +54,7 @@ def test_the_grid_grows_until_every_best_value_is_inside(wide):
 
 
 def test_held_out_samples_decide_where_they_are_asked(monkeypatch):
-    """A study whose training loss falls with the rate, and whose held-out loss has its best at 1."""
+    """A made-up study: training loss falls with the rate, held-out loss is lowest at 1."""
 
     def overfits(job: Job) -> Outcome:
         rows = []

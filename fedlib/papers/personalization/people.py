@@ -21,7 +21,7 @@ from fedlib.engine.rng import stream
 from fedlib.engine.tasks import Task
 from fedlib.errors import FedlibError, unknown
 from fedlib.papers.job import Settings
-from fedlib.schema import PositiveFloat, PositiveInt
+from fedlib.schema import NonNegativeFloat, PositiveFloat, PositiveInt
 
 SPLITS = ("halves", "random", "classes", "owners")
 
@@ -39,6 +39,7 @@ class People(Settings):
     classes: NotRequired[PositiveInt]  # of each client
     features: NotRequired[PositiveInt]  # of the synthetic task
     balanced: NotRequired[bool]  # draw its direction so that both classes are equally likely
+    angle: NotRequired[NonNegativeFloat]  # between the halves' directions, in degrees; 180
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Population:
         For each seed a number for every client, the same where they are of one kind; -1 where
         that is not known.
     hashes
-        Of the data set.
+        Of the data set; none where rows are drawn anew for each seed.
     """
 
     x: Tensor
@@ -131,7 +132,7 @@ def _two_halves(s: People, seeds: Sequence[int]) -> Population:
     N, count, d = s["clients"], s["samples"], s["features"]
     parts, xs, ys = {}, [], []
     for k, seed in enumerate(seeds):
-        x, y = two_halves(seed, N, count, d, s.get("balanced", False))
+        x, y = two_halves(seed, N, count, d, s.get("balanced", False), s.get("angle", 180.0))
         xs.append(x)
         ys.append(y)
         rows = np.arange(k * N * count, (k + 1) * N * count).reshape(N, count)
@@ -139,12 +140,16 @@ def _two_halves(s: People, seeds: Sequence[int]) -> Population:
     x, y = np.concatenate(xs).astype(np.float32), np.concatenate(ys)
     groups = np.arange(N) * 2 // N
     train, own = ({seed: part[i] for seed, part in parts.items()} for i in range(2))
-    used = {"as used": datasets.fingerprint(x, y)}
-    return Population(torch.from_numpy(x), y, train, own, dict.fromkeys(seeds, groups), used)
+    return Population(torch.from_numpy(x), y, train, own, {n: groups for n in seeds}, {})
 
 
 def two_halves(
-    seed: int, clients: int, samples: int, features: int, balanced: bool = False
+    seed: int,
+    clients: int,
+    samples: int,
+    features: int,
+    balanced: bool = False,
+    angle: float = 180.0,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Draw the synthetic task of Figure 1: two halves of clients with opposite labels.
 
@@ -155,6 +160,9 @@ def two_halves(
     ----------
     balanced
         Take from w its part along the mean of x, so that both classes are equally likely.
+    angle
+        Turn the second half's direction by so many degrees from w; at 180 it is ``−w``, as in the
+        paper, and at 0 both halves have the same labels.
 
     Returns
     -------
@@ -167,8 +175,13 @@ def two_halves(
     sign = np.where(np.arange(clients) * 2 < clients, 1.0, -1.0)[:, None, None]
     spread = np.arange(1, features + 1) ** -0.6  # the root of Σ
     x = 0.2 * sign + spread * rng.standard_normal((clients, samples, features))
-    y = (sign[..., 0] * (x @ w) > 0).astype(np.int64)
-    return x.reshape(-1, features), y.ravel()
+    aside = rng.normal(0, 1, features)
+    aside -= aside.mean() if balanced else 0.0
+    aside -= (aside @ w) / (w @ w) * w
+    aside *= np.linalg.norm(w) / np.linalg.norm(aside)
+    turned = np.cos(np.radians(angle)) * w + np.sin(np.radians(angle)) * aside
+    score = np.where(sign[..., 0] > 0, x @ w, x @ turned)
+    return x.reshape(-1, features), (score > 0).astype(np.int64).ravel()
 
 
 class Judges:

@@ -95,7 +95,8 @@ def serving(job: Job[Serving]) -> Outcome:
 
     Metrics are means over the clients, each judged by its own model: ``train`` on the rows that it
     learned from, ``test`` on its own that it did not; ``group k`` the same for clients of one kind,
-    where there are two kinds. Rows of the split ``weights`` tell of the mixing weights, and at the
+    where there are two kinds, and how far it is above guessing their most
+    frequent class. Rows of the split ``weights`` tell of the mixing weights, and at the
     end hold them, client i's weight for j, for the first seed. ``models`` and ``gradients`` are
     what a client has spent by then.
     """
@@ -208,6 +209,9 @@ class Looks:
         self.learned = Judges(population.train, seeds)
         self.own = Judges(population.own, seeds)
         self.groups = np.stack([population.groups[seed] for seed in seeds])
+        self.majority = [
+            torch.tensor([majority(population, seed, k) for seed in seeds]) for k in range(2)
+        ]
 
     def of(self, algorithm: Any) -> Callable[[Any, Task], dict[tuple[str, str], Tensor]]:
         """Return the evaluation of an algorithm's runs."""
@@ -226,9 +230,17 @@ class Looks:
                     mine = torch.from_numpy(self.groups == k)
                     mean = (judged["test"]["accuracy"] * mine).sum(1) / mine.sum(1)
                     found[f"group {k}", "accuracy"] = mean
+                    found[f"group {k}", "above guessing"] = mean - self.majority[k]
             return found | (told(state.A, self.groups) if mixed else {})
 
         return look
+
+
+def majority(population: Population, seed: int, kind: int) -> float:
+    """Return the accuracy of guessing the most frequent class, on what judges one kind."""
+    held = zip(population.own[seed], population.groups[seed], strict=True)
+    labels = [population.y[part] for part, own in held if own == kind]
+    return float(np.bincount(np.concatenate(labels)).max() / sum(map(len, labels))) if labels else 0
 
 
 def told(A: Tensor, groups: np.ndarray) -> dict[tuple[str, str], Tensor]:
