@@ -1,5 +1,25 @@
 """Personalized empirical risk minimization by mixing and shuffling (Deng et al., 2023)."""
 
 from fedlib.papers.personalization.algorithm import PERM, Mixing, ShuffledSGD
+from fedlib.papers.personalization.others import (
+    APFL,
+    Ditto,
+    LocalizedFedAvg,
+    LocalOnly,
+    Oracle,
+    PerFedAvg,
+    PFedMe,
+)
 
-__all__ = ["PERM", "Mixing", "ShuffledSGD"]
+__all__ = [
+    "APFL",
+    "PERM",
+    "Ditto",
+    "LocalOnly",
+    "LocalizedFedAvg",
+    "Mixing",
+    "Oracle",
+    "PFedMe",
+    "PerFedAvg",
+    "ShuffledSGD",
+]
