@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +38,13 @@ from fedlib.errors import unknown
 from fedlib.evidence import experiments
 from fedlib.papers.fedavg import FedAvg
 from fedlib.papers.hierarchy import HierarchicalSGD, timeline
+from fedlib.papers.personalization import PERM, PerFedAvg, PFedMe
+from fedlib.papers.personalization.weights import water_fill
 from fedlib.papers.tiers.algorithm import TDCD, Cohort
 from fedlib.papers.tiers.task import TieredTask
 from fedlib.paths import data_folder
 from fedlib.population.delays import ShiftedExponential
-from fedlib.population.participation import PeriodicSampler
+from fedlib.population.participation import Full, PeriodicSampler
 
 WORK = {  # name: model, input shape, copies, batch, steps
     "softmax 784-10": (lambda: models.softmax(784, 10), (1, 28, 28), 50, 16, 5),
@@ -491,6 +494,156 @@ def hierarchy_table() -> list[dict[str, Any]]:
     return rows
 
 
+# --- personalization ------------------------------------------------------------------------------
+
+PERSONAL: dict[str, tuple[Callable[[], Any], int, int, int]] = {  # model, inputs, classes, samples
+    "logistic 60-2": (lambda: models.softmax(60, 2), 60, 2, 500),
+    "mlp 784-200-200-10": (lambda: models.mlp(784, 200, 200, 10), 784, 10, 150),
+}
+
+
+def personal_task(name: str, clients: int) -> Task:
+    """Return so many clients with random samples, of a line of :data:`PERSONAL`."""
+    build, inputs, classes, samples = PERSONAL[name]
+    rng, n = stream(0, "bench"), clients * samples
+    x = rng.standard_normal((n, inputs), dtype=np.float32)
+    parts = np.split(np.arange(n), clients)
+    return Task(build(), FederatedDataset.build(x, rng.integers(0, classes, n), parts))
+
+
+def perm_loop(task: Task, algorithm: PERM, state: Any) -> Callable[[], torch.Tensor]:
+    """Return the next round, client by client: one module and one optimizer for each."""
+    drawn = draw_one(algorithm, state, task)
+    batches, rates = drawn.reading.batches(task.data.dtype), algorithm.rates(state)[0]
+    modules = [copy.deepcopy(task.model.module).to_empty(device="cpu") for _ in range(task.N)]
+    made = [
+        torch.optim.SGD(module.parameters(), lr=float(rates[i, c]))
+        for c, (module, i) in enumerate(zip(modules, drawn.guests[0], strict=True))
+    ]
+
+    def work() -> torch.Tensor:
+        v = state.v[0].clone()
+        for c, (module, optimizer) in enumerate(zip(modules, made, strict=True)):
+            guest = drawn.guests[0, c]
+            vector_to_parameters(state.v[0, guest].clone(), module.parameters())
+            for batch in batches:
+                optimizer.zero_grad()
+                out = module(task.data.x[batch.rows[c]])
+                cross_entropy(out, task.data.y[batch.rows[c]]).backward()
+                optimizer.step()
+            v[guest] = parameters_to_vector(module.parameters()).detach()
+        return v
+
+    return work
+
+
+def personal_rounds(name: str, clients: int, repeats: int) -> dict[str, float]:
+    """Return the seconds of a round of PERM and of others, 20 local steps of batch 20 each.
+
+    A round of PERM that ends an epoch has the weights in it. Where they come once an epoch, each
+    round bears its part.
+    """
+    task, steps, size = personal_task(name, clients), 20, 20
+    perm = PERM(0.05, steps, size)
+    state = perm.init(task, (0,))
+    last = replace(state, t=clients - 1)
+    works = {
+        "PERM": functools.partial(perm.round, state, task),
+        "PERM, weights each round": functools.partial(perm.round, last, task),
+    }
+    others = {
+        "FedAvg": FedAvg(Full(clients), 0.05, steps, size),
+        "PerFedAvg": PerFedAvg(0.05, steps, size),
+        "PFedMe, 4 rounds of 5": PFedMe(0.005, steps // 5, size, inner_steps=5),
+    }
+    for other, algorithm in others.items():
+        works[other] = functools.partial(algorithm.round, algorithm.init(task, (0,)), task)
+    seconds = measure(works, repeats=repeats)
+    once = seconds["PERM, weights each round"]
+    return {"PERM, weights each epoch": ((clients - 1) * seconds.pop("PERM") + once) / clients,
+            **seconds}  # fmt: skip
+
+
+def figure_one(seeds: int, clients: int, epochs: int = 2, of: int = 40) -> float:
+    """Return the seconds a seed of PERM at the scale of Figure 1, estimated from some epochs."""
+    task, perm = personal_task("logistic 60-2", clients), PERM(0.1, 10, 20)
+    go = functools.partial(simulate, perm, task, progress=False, evaluate=lambda s, k: {})
+    go(1, range(seeds))
+    began = time.perf_counter()
+    go(epochs * clients, range(seeds))
+    return (time.perf_counter() - began) * of / epochs / seeds
+
+
+def filling(clients: int) -> tuple[Callable[[], Any], Callable[[], Any]]:
+    """Return two ways to all weights of so many clients: by sorting each row, and ours."""
+    rng = stream(0, "bench")
+    z = torch.from_numpy(rng.exponential(size=(clients, clients)).astype(np.float32))
+    z.fill_diagonal_(0)
+    n = torch.from_numpy(rng.integers(100, 1000, clients)).float()
+    lam = float(n.mean())
+
+    def by_sorting() -> torch.Tensor:
+        parts = []
+        for rows in z.split(500):
+            up, order = rows.double().sort(1)
+            weight = n.double()[order]
+            level = (2 * lam + (weight * up).cumsum(1)) / weight.cumsum(1)
+            last = (level > up).sum(1, keepdim=True) - 1
+            alpha = n.double() / (2 * lam) * (level.gather(1, last) - rows).clamp(min=0)
+            parts.append(alpha.float())
+        return torch.cat(parts)
+
+    return by_sorting, lambda: water_fill(z, n, lam)
+
+
+def personalization_table(
+    clients: int = 50, crowded: int = 10_000, repeats: int = 7
+) -> list[dict[str, Any]]:
+    """Time PERM against a loop that does the same, and against other methods.
+
+    Parameters
+    ----------
+    clients
+        As in the paper's experiments, each with as many samples as :data:`PERSONAL` says.
+    crowded
+        Clients whose weights are computed.
+    repeats
+        Turns of :func:`measure`, of three rounds each.
+
+    Returns
+    -------
+    list of dict
+        Rows with name, what is compared, the milliseconds of both, ratio (the first over the
+        second) and device (CPU): a round of 10 local steps of batch 20, client by client and all
+        together; rounds of 20 local steps, as in Figure 3, over those of FedAvg, PERM's with an
+        update of its weights each epoch, which its rounds share, and each round; all weights of
+        many clients; and Figure 1 at full scale, 40 epochs without looking at the models, for a
+        seed alone and for one of ten together, estimated from two epochs.
+    """
+    found = []
+    for name in PERSONAL:
+        task, perm = personal_task(name, clients), PERM(0.05, 10, 20)
+        state = perm.init(task, (0,))
+        works = {"plain loop": perm_loop(task, perm, state)}
+        works["PERM"] = functools.partial(perm.round, state, task)
+        found.append((f"{name}, a round", *measure(works, repeats=repeats).items()))
+    for name in PERSONAL:
+        seconds = personal_rounds(name, clients, repeats)
+        average = ("FedAvg", seconds.pop("FedAvg"))
+        found += [(f"{name}, Figure 3", one, average) for one in seconds.items()]
+    ways = dict(zip(("sorting", "water_fill"), filling(crowded), strict=True))
+    seconds = measure(ways, repeats=1)
+    found.append((f"weights of {crowded:,} clients", *seconds.items()))
+    alone = {f"{seeds} together": figure_one(seeds, clients) for seeds in (1, 10)}
+    found.append(("Figure 1, a seed", *alone.items()))
+    rows = []
+    for name, (one, first), (other, second) in found:
+        row = {"name": name, "first": one, "first [ms]": round(1000 * first, 2)}
+        row |= {"second": other, "second [ms]": round(1000 * second, 2)}
+        rows.append(row | {"ratio": round(first / second, 2), "device": "cpu"})
+    return rows
+
+
 # --- batches --------------------------------------------------------------------------------------
 
 SMOKE = {"paper": "participation", "experiment": "fig1", "profile": "smoke"}
@@ -598,6 +751,7 @@ BENCHES = {
     "local-sgd": local_sgd_table,
     "tiers": tiers_table,
     "hierarchy": hierarchy_table,
+    "personalization": personalization_table,
     "roofline": roofline_table,
     "batch": batch_table,
 }

@@ -7,6 +7,7 @@ another, the command goes on: what the same code has found on the same device is
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import hashlib
 import importlib
@@ -212,8 +213,8 @@ def compare(build: Trial, dtype: str, device: str, rounds: int = 0) -> float:
     """Return how far a device ends from the CPU after the same draws, as a part of the way gone.
 
     The CPU takes one copy after the other, the device all of them, recorded and replayed. The
-    models count, and the loss that each side reports. On a GPU a trial whose steps could be
-    recorded, and were not, is an error.
+    state's tensors count, and the loss that each side reports. On a GPU a trial whose steps could
+    be recorded, and were not, is an error.
     """
     rounds = rounds or ROUNDS[dtype]
     algorithm, task = build(np.dtype(dtype))
@@ -225,19 +226,25 @@ def compare(build: Trial, dtype: str, device: str, rounds: int = 0) -> float:
                 algorithm, there, rounds, SEEDS, evaluate_every=rounds, splits=("test",),
                 progress=False,
             )  # fmt: skip
-        ends.append(history.state.x)
+        ends.append(_numbers(history.state))
         last = history.frame.query("metric == 'loss'").tail(len(SEEDS))
         losses.append(torch.tensor(last["value"].to_numpy()))
         kept = getattr(there, "recordings", {}).values()
         if device == "cuda" == place and kept and not any(_replays(held) for held in kept):
             raise FedlibError(f"Nothing was recorded: {'; '.join(recording.BROKEN) or 'why?'}")
         getattr(there, "recordings", {}).clear()
-    gaps = [_apart(*ends, start.x), _apart(*losses, torch.zeros_like(losses[0]))]
+    gaps = [_apart(*ends, _numbers(start)), _apart(*losses, torch.zeros_like(losses[0]))]
     return float(np.max(gaps))  # nan, too, is the larger one
 
 
 def _replays(held: Any) -> bool:
     return isinstance(held, recording.Recording) and held.replays
+
+
+def _numbers(state: Any) -> torch.Tensor:
+    """Return all that the tensors of a state hold: models, and what else is learned."""
+    held = [getattr(state, field.name) for field in dataclasses.fields(state)]
+    return torch.cat([one.double().cpu().flatten() for one in held if torch.is_tensor(one)])
 
 
 def _apart(one: torch.Tensor, other: torch.Tensor, start: torch.Tensor) -> float:

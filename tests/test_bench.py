@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib.util
 import json
@@ -21,6 +22,7 @@ from fedlib.engine.tasks import Task
 from fedlib.errors import FedlibError
 from fedlib.evidence import records
 from fedlib.papers.hierarchy import timeline
+from fedlib.papers.personalization import PERM
 from fedlib.population.delays import ShiftedExponential
 
 TINY = {
@@ -199,3 +201,53 @@ def test_the_clock_loop_has_the_rounds_of_the_clock():
     law, server = ShiftedExponential(1.0, 0.1), ShiftedExponential(10.0, 1.0)
     rounds = bench.clock_loop(20.0, 20_000.0, 1.0, 0.1, 10.0)
     assert rounds == pytest.approx(len(timeline(0, 20.0, 20_000.0, [law, law], server).end), abs=8)
+
+
+def test_the_perm_loop_does_the_round_of_the_algorithm(personal):
+    task = bench.personal_task("tiny", 4)
+    perm = PERM(0.3, 3, 5)
+    state = perm.round(perm.init(task, (0,)), task)[0]
+    A = torch.from_numpy(np.random.default_rng(0).dirichlet(np.ones(4), (1, 4))).float()
+    state = dataclasses.replace(state, A=A)
+    loop, after = bench.perm_loop(task, perm, state), perm.round(state, task)[0].v[0]
+    assert (after - state.v[0]).norm(dim=1).min() > 0.01
+    for _ in range(2):
+        torch.testing.assert_close(loop(), after, rtol=1e-5, atol=1e-6)
+
+
+def test_both_fillings_give_the_same_weights():
+    by_sorting, ours = bench.filling(700)
+    torch.testing.assert_close(by_sorting(), ours(), rtol=1e-4, atol=1e-6)
+    assert ((ours() > 0).sum(1) < 700).all()
+
+
+@pytest.fixture
+def personal(monkeypatch):
+    tiny = {"tiny": (lambda: models.softmax(6, 3), 6, 3, 20)}
+    tiny["logistic 60-2"] = (lambda: models.softmax(6, 2), 6, 2, 20)
+    monkeypatch.setattr(bench, "PERSONAL", tiny)
+
+
+def test_rows_of_personalization(personal):
+    rows = bench.personalization_table(4, 50, 1)
+    assert {tuple(row) for row in rows} == {
+        ("name", "first", "first [ms]", "second", "second [ms]", "ratio", "device")
+    }
+    pairs = [(row["name"], row["first"], row["second"]) for row in rows]
+    methods = ["PERM, weights each epoch", "PERM, weights each round", "PerFedAvg"]
+    methods.append("PFedMe, 4 rounds of 5")
+    assert pairs == [
+        *[(f"{name}, a round", "plain loop", "PERM") for name in bench.PERSONAL],
+        *[(f"{name}, Figure 3", m, "FedAvg") for name in bench.PERSONAL for m in methods],
+        ("weights of 50 clients", "sorting", "water_fill"),
+        ("Figure 1, a seed", "1 together", "10 together"),
+    ]
+    assert all(row["first [ms]"] > 0 and row["ratio"] > 0 for row in rows)
+
+
+def test_a_round_bears_its_part_of_what_comes_once_an_epoch(personal, monkeypatch):
+    def measure(works, repeats):
+        return {name: 9.0 if "each round" in name else 1.0 for name in works}
+
+    monkeypatch.setattr(bench, "measure", measure)
+    assert bench.personal_rounds("tiny", 4, 1)["PERM, weights each epoch"] == 3

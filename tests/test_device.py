@@ -26,6 +26,7 @@ from fedlib.engine.draws import upload
 from fedlib.engine.model import Model
 from fedlib.papers.job import Job
 from fedlib.papers.participation import study
+from fedlib.papers.personalization import Mixing
 from fedlib.papers.trials import CLIENTS, MODELS
 from fedlib.population.participation import Independent
 
@@ -70,8 +71,14 @@ class Pretend:
         return dataclasses.replace(state, **new)
 
 
+def unfilled(self, found, A):
+    """Stand for PERM's weights, which the host computes: they ask a device once an epoch."""
+    return A + 0 * (found.zeta() + found.unbiased()) * found.noise().view(-1, 1, 1)
+
+
 @pytest.mark.parametrize("name", TRIALS)
-def test_a_block_of_rounds_and_an_evaluation_ask_a_device_for_nothing(name):
+def test_a_block_of_rounds_and_an_evaluation_ask_a_device_for_nothing(name, monkeypatch):
+    monkeypatch.setattr(Mixing, "weights", unfilled)
     pretend = Pretend(name)
     with pretend.mode:
         state = pretend.state
@@ -80,11 +87,14 @@ def test_a_block_of_rounds_and_an_evaluation_ask_a_device_for_nothing(name):
         for split in ("train", "test"):
             found = pretend.task.evaluate(state.x, split)
             assert all(value.device.type == "cpu" for value in found.values())
+        if hasattr(pretend.algorithm, "personal"):
+            found = pretend.algorithm.personal(state, pretend.task)
+            assert found.device.type == "pretend" and found.shape[2] == pretend.task.size
     for field in dataclasses.fields(state):
         value = getattr(state, field.name)
         if isinstance(value, torch.Tensor):
             assert value.device.type == "pretend" and len(value) == 2
-            assert value.shape[-1] == pretend.task.size
+            assert value.shape[-1] in (pretend.task.size, pretend.task.N)
     assert state.t == ROUNDS
 
 

@@ -24,6 +24,7 @@ from fedlib.engine import convolution, local, recording
 from fedlib.engine.simulation import OutOfTime, simulate
 from fedlib.errors import FedlibError
 from fedlib.evidence import catalogue, experiments, records
+from fedlib.papers.personalization.trials import TRIALS as PERSONAL
 from fedlib.papers.trials import TRIALS
 
 ROOT = Path(fedlib.__file__).parents[1]
@@ -72,8 +73,8 @@ def test_killed_and_started_again_it_ends_as_if_nothing_had_been(tmp_path):
     assert joined.manifest["seeds"] == [1, 2] and joined.state.word == "fresh"
 
 
-def test_a_device_that_computes_something_else_is_noticed(monkeypatch):
-    build = TRIALS["FedAvg, small_cnn"]
+@pytest.mark.parametrize("build", [TRIALS["FedAvg, small_cnn"], PERSONAL["ShuffledSGD"]])
+def test_a_device_that_computes_something_else_is_noticed(build, monkeypatch):
     assert gpu.compare(build, "float64", "cpu") < 1e-12
     right = recording.Recording.__call__
 
