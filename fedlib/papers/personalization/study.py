@@ -112,12 +112,20 @@ def serving(job: Job[Serving]) -> Outcome:
         names = [run["run"] for run in runs]
         history, first = _served(job, runs, made[key])
         found, lost = apart(history, names, len(job.seeds))
-        frames |= found
+        frames |= {name: pd.concat([frame, bill(frame)]) for name, frame in found.items()}
         diverged |= lost
         if first is not None:
             frames[names[0]] = pd.concat([frames[names[0]], first.assign(run=names[0])])
     hashes = {k: v for population in made.values() for k, v in population.hashes.items()}
     return joined(frames, diverged, s["runs"], hashes)
+
+
+def bill(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return what each seed of a run has spent at its end, as rows of the split ``spent``."""
+    own = frame[(frame["split"] == "test") & (frame["metric"] == "loss")]
+    end = own.sort_values("round").groupby("seed", sort=False).tail(1)
+    told = [end.assign(metric=name, value=end[name]) for name in ("models", "gradients")]
+    return pd.concat(told).assign(split="spent")
 
 
 def build_task(s: Serving, population: Population, device: str = "cpu") -> Task:
