@@ -374,7 +374,7 @@ def epoch_error(c: Constants, alpha: Any, lr: float) -> float:
     """Return ``½ h² L G (1 − ‖α‖²/K)``: how far an epoch is from one gradient step (ours).
 
     For any order of the clients, without noise: the distance of an epoch from ``v − h∇Φ(α, v)``.
-    G bounds the clients' gradients at its start, and no visit's rate is above ``1/L``.
+    G bounds the clients' gradients at its start, and every visit's rate is below ``1/L``.
     """
     alpha = _visits(c, alpha, lr)
     h = lr * c.N * c.K
@@ -394,7 +394,7 @@ def theorem_2_model(c: Constants, alpha: Any, R: int, lr: float, start2: float) 
     R
         Epochs.
     lr
-        η, with ``η max_j α(j) N ≤ 1/L``.
+        η, with ``η max_j α(j) N < 1/L``.
     start2
         ``‖v^0 − v*‖²``.
 
@@ -528,5 +528,5 @@ def _visits(c: Constants, alpha: Any, lr: float) -> np.ndarray:
     alpha = as_array(alpha)
     if alpha.shape != (c.N,) or (alpha < 0).any() or abs(alpha.sum() - 1) > 1e-9:
         raise FedlibError(f"alpha holds one weight for each of {c.N} clients, with the sum one.")
-    _small(lr * c.N * float(alpha.max()), (1 + 1e-12) / c.L, "1/L")
+    _small(lr * c.N * float(alpha.max()), (1 - 1e-12) / c.L, "1/L")
     return alpha
