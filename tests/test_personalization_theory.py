@@ -568,7 +568,7 @@ def test_the_parts_of_the_bound_on_personal_models():
     assert found["start"] == pytest.approx(math.exp(-4 * log), rel=1e-2)
 
 
-def test_the_order_of_the_clients_costs_at_least_a_tenth_of_its_bound():
+def test_what_a_fixed_order_costs_is_nearly_its_bound():
     """Two opposite pulls in one order for ever end at a distance of their own from the optimum."""
     H, c, alpha = np.ones((2, 1, 1)), np.array([[3.0], [-3.0]]), np.full(2, 0.5)
     known = Constants(2, 1, 1.0, 1.0, G=3.0)
