@@ -24,7 +24,7 @@ from typing_extensions import TypedDict
 
 from fedlib import datasets, paths
 from fedlib.errors import FedlibError, unknown
-from fedlib.evidence import catalogue, freshness, records
+from fedlib.evidence import freshness, records
 from fedlib.evidence.freshness import digest
 from fedlib.evidence.records import Record
 from fedlib.schema import CLOSED, Page, conform, read_toml
@@ -629,8 +629,7 @@ def _check(paper: str, claim: dict[str, Any], check: dict[str, Any], out: Any) -
     else:
         outcome = {"better": better, "same": same}[check["asks"]](low, high, s)
     profile, why = record.manifest["profile"], ""
-    asked = max(settings.get("seeds", 0), _seeds_asked(paper, check["experiment"], profile))
-    wanted = max(FEWEST, asked) if claim["kind"] != "arithmetic" else 0
+    wanted = max(FEWEST, settings.get("seeds", 0)) if claim["kind"] != "arithmetic" else 0
     if len(got.low) < wanted:
         outcome, why = UNDECIDED, f"{len(got.low)} seeds are fewer than {wanted}"
     elif outcome == UNDECIDED:
@@ -640,14 +639,6 @@ def _check(paper: str, claim: dict[str, Any], check: dict[str, Any], out: Any) -
         **told, measured=got.words(level), outcome=outcome, profile=profile, why=why,
         record=f"{check['experiment']}.{profile}", full=_full(record),
     )  # fmt: skip
-
-
-def _seeds_asked(paper: str, experiment: str, profile: str) -> int:
-    """Return how many seeds an experiment has today; its record may be older."""
-    try:
-        return catalogue.settings(paper, experiment, profile)["seeds"]
-    except FedlibError:  # it has gone
-        return 0
 
 
 def _full(record: Record) -> bool:
