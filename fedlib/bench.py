@@ -541,7 +541,9 @@ def personal_rounds(name: str, clients: int, repeats: int) -> dict[str, float]:
     """Return the seconds of a round of PERM and of others, 20 local steps of batch 20 each.
 
     A round of PERM that ends an epoch has the weights in it. Where they come once an epoch, each
-    round bears its part.
+    round bears its part. FedAvg and PERM are plain SGD, which for dense networks has a path of its
+    own; the rules of the others take gradients by automatic differentiation, two for each step of
+    PerFedAvg. PFedMe takes 20 gradients as FedAvg does.
     """
     task, steps, size = personal_task(name, clients), 20, 20
     perm = PERM(0.05, steps, size)

@@ -1,6 +1,7 @@
 """Personalized empirical risk minimization by mixing and shuffling (Deng et al., 2023)."""
 
 from fedlib.papers.personalization.algorithm import PERM, Mixing, ShuffledSGD
+from fedlib.papers.personalization.masks import PartialFedAvg
 from fedlib.papers.personalization.others import (
     APFL,
     Ditto,
@@ -20,6 +21,7 @@ __all__ = [
     "Mixing",
     "Oracle",
     "PFedMe",
+    "PartialFedAvg",
     "PerFedAvg",
     "ShuffledSGD",
 ]

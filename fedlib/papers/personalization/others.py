@@ -92,11 +92,11 @@ class Everyone:
     ) -> tuple[State, dict[str, Any]]:
         """Run one round of every run; nothing drawn before means to draw now."""
         drawn = drawn or draw_one(self, state, task)
-        after = self.trained(state, task, drawn.reading.batches(task.data.dtype), drawn.q)
+        after = self.trained(state, task, drawn.reading.batches(task.data.dtype), drawn)
         return replace(after, cursor=drawn.cursor, t=state.t + 1), {}
 
-    def trained(self, state: State, task: Task, batches: list[Batch], q: Tensor) -> State:
-        """Return the state with what a round has learned; ``q[R, N]`` are the server's weights."""
+    def trained(self, state: State, task: Task, batches: list[Batch], drawn: Drawn) -> State:
+        """Return the state with what a round has learned."""
         raise NotImplementedError
 
     def personal(self, state: State, task: Task) -> Tensor:
@@ -211,11 +211,11 @@ class LocalizedFedAvg(Everyone):
         check_settings(self)
         check_whole_number("tune_steps", self.tune_steps, 0)
 
-    def trained(self, state: State, task: Task, batches: list[Batch], q: Tensor) -> State:
+    def trained(self, state: State, task: Task, batches: list[Batch], drawn: Drawn) -> State:
         """Return the state after local steps and their mean."""
         start = everyones(state.x, task)
         y = local_sgd(task, start, batches, column(self.lr, state.x, task.N))
-        return replace(state, x=state.x + average(y - start, q))
+        return replace(state, x=state.x + average(y - start, drawn.q))
 
     def personal(self, state: State, task: Task) -> Tensor:
         """Return the tuned copies, ``[R, N, P]``."""
@@ -279,14 +279,14 @@ class PerFedAvg(Everyone):
         """Minibatches that a client reads in a round."""
         return self.parts * self.local_steps
 
-    def trained(self, state: State, task: Task, batches: list[Batch], q: Tensor) -> State:
+    def trained(self, state: State, task: Task, batches: list[Batch], drawn: Drawn) -> State:
         """Return the state after meta steps and their mean."""
         start = everyones(state.x, task)
         rule = meta(None if self.parts == 2 else self.eps)
         held = {"inner": each(self.inner_lr, state.x, task)}
         rate = column(self.lr, state.x, task.N)
         y = local_sgd(task, start, batches, rate, step=rule, extras=held)
-        return replace(state, x=state.x + average(y - start, q))
+        return replace(state, x=state.x + average(y - start, drawn.q))
 
     def personal(self, state: State, task: Task) -> Tensor:
         """Return the global model after one inner step of each client, ``[R, N, P]``."""
@@ -339,14 +339,14 @@ class PFedMe(Everyone):
         rates = ("lr", "inner_lr", "lam", "global_lr")
         check_settings(self, rates, ("local_steps", "inner_steps"))
 
-    def trained(self, state: State, task: Task, batches: list[Batch], q: Tensor) -> State:
+    def trained(self, state: State, task: Task, batches: list[Batch], drawn: Drawn) -> State:
         """Return the state after the local rounds and the server's step; θ stays with clients."""
         start, lam = everyones(state.x, task), each(self.lam, state.x, task)
         held = {"anchor": start.clone(), "lam": lam, "share": lam * each(self.lr, state.x, task)}
         again = [batch for batch in batches for _ in range(self.inner_steps)]
         rate = column(self.inner_lr, state.x, task.N)
         theta = local_sgd(task, start, again, rate, step=envelope(self.inner_steps), extras=held)
-        x = state.x + self.global_lr * average(held["anchor"] - start, q)
+        x = state.x + self.global_lr * average(held["anchor"] - start, drawn.q)
         return replace(state, x=x, v=theta.view_as(state.v))
 
     def spent(self, rounds: int) -> dict[str, float]:
@@ -386,13 +386,13 @@ class Ditto(Everyone):
         check_settings(self)
         check_least("lam", self.lam)
 
-    def trained(self, state: State, task: Task, batches: list[Batch], q: Tensor) -> State:
+    def trained(self, state: State, task: Task, batches: list[Batch], drawn: Drawn) -> State:
         """Return the state after a round of FedAvg and as many steps of the clients' own."""
         start, rate = everyones(state.x, task), column(self.lr, state.x, task.N)
         y = local_sgd(task, start, batches, rate)
         held = {"anchor": start, "lam": each(self.lam, state.x, task)}
         v = local_sgd(task, state.v.flatten(0, 1), batches, rate, step=pulled(), extras=held)
-        return replace(state, x=state.x + average(y - start, q), v=v.view_as(state.v))
+        return replace(state, x=state.x + average(y - start, drawn.q), v=v.view_as(state.v))
 
     def spent(self, rounds: int) -> dict[str, float]:
         """Return models and gradients of a client: two models learn, one travels."""
@@ -441,14 +441,14 @@ class APFL(Everyone):
         state = super().init(task, seeds, x)
         return replace(state, a=each(self.mixing, state.x, task).view(len(state.x), -1))
 
-    def trained(self, state: State, task: Task, batches: list[Batch], q: Tensor) -> State:
+    def trained(self, state: State, task: Task, batches: list[Batch], drawn: Drawn) -> State:
         """Return the state after the steps of both models and the mean of one of them."""
         start = everyones(state.x, task)
         held = {"v": state.v.flatten(0, 1).clone(), "a": state.a.view(-1, 1).clone()}
         rate, rule = column(self.lr, state.x, task.N), interpolated(self.adaptive)
         y = local_sgd(task, start, batches, rate, step=rule, extras=held)
         held["v"][:, task.model.trained :] = y[:, task.model.trained :]  # buffers
-        x = state.x + average(y - start, q)
+        x = state.x + average(y - start, drawn.q)
         return replace(state, x=x, v=held["v"].view_as(state.v), a=held["a"].view_as(state.a))
 
     def personal(self, state: State, task: Task) -> Tensor:
@@ -481,7 +481,7 @@ class LocalOnly(Everyone):
     def __post_init__(self) -> None:
         check_settings(self)
 
-    def trained(self, state: State, task: Task, batches: list[Batch], q: Tensor) -> State:
+    def trained(self, state: State, task: Task, batches: list[Batch], drawn: Drawn) -> State:
         """Return the state after everyone's steps."""
         rate = column(self.lr, state.x, task.N)
         v = local_sgd(task, state.v.flatten(0, 1), batches, rate).view_as(state.v)
@@ -532,9 +532,9 @@ class Oracle(LocalOnly):
             rows.append(alike / alike.sum(1, keepdims=True))
         return np.stack(rows)
 
-    def trained(self, state: State, task: Task, batches: list[Batch], q: Tensor) -> State:
+    def trained(self, state: State, task: Task, batches: list[Batch], drawn: Drawn) -> State:
         """Return the state after everyone's steps and the mean of each group."""
-        v = mix(super().trained(state, task, batches, q).v, q)
+        v = mix(super().trained(state, task, batches, drawn).v, drawn.q)
         return replace(state, x=v.mean(1), v=v)
 
     def spent(self, rounds: int) -> dict[str, float]:

@@ -140,7 +140,7 @@ def _two_halves(s: People, seeds: Sequence[int]) -> Population:
     x, y = np.concatenate(xs).astype(np.float32), np.concatenate(ys)
     groups = np.arange(N) * 2 // N
     train, own = ({seed: part[i] for seed, part in parts.items()} for i in range(2))
-    return Population(torch.from_numpy(x), y, train, own, {n: groups for n in seeds}, {})
+    return Population(torch.from_numpy(x), y, train, own, dict.fromkeys(seeds, groups), {})
 
 
 def two_halves(

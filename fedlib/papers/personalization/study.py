@@ -218,7 +218,8 @@ class Looks:
         self.own = Judges(population.own, seeds)
         self.groups = np.stack([population.groups[seed] for seed in seeds])
         self.majority = [
-            torch.tensor([majority(population, seed, k) for seed in seeds]) for k in range(2)
+            torch.tensor([majority(population, seed, k) for seed in seeds], dtype=torch.float64)
+            for k in range(2)
         ]
 
     def of(self, algorithm: Any) -> Callable[[Any, Task], dict[tuple[str, str], Tensor]]:

@@ -12,6 +12,7 @@ from fedlib.papers.personalization import (
     LocalOnly,
     Mixing,
     Oracle,
+    PartialFedAvg,
     PerFedAvg,
     PFedMe,
     ShuffledSGD,
@@ -39,4 +40,8 @@ TRIALS: dict[str, Trial] = {
     "APFL, adaptive": _with(APFL(0.05, 2, 4, (0.3, 0.6), True)),
     "LocalOnly": _with(LocalOnly(0.05, 2, 4)),
     "Oracle": _with(Oracle(0.05, 2, 4, (0, 1, 1, 0))),
+    "PartialFedAvg": _with(PartialFedAvg(0.05, 2, 4, (1.0, 0.5, 0.5, 0.25))),
+    "PartialFedAvg, random, of inputs": _with(
+        PartialFedAvg((0.05, 0.1), 2, None, (1.0, 0.5, 0.5, 0.25), "random"), "softmax"
+    ),
 }
