@@ -11,6 +11,7 @@ from fedlib.engine.draws import upload
 from fedlib.engine.models import Model, linear, mlp, normed_cnn
 from fedlib.engine.simulation import simulate
 from fedlib.errors import FedlibError
+from fedlib.evidence import catalogue, records
 from fedlib.papers.tiers import LabelPrivateTDCD, ledger, theory
 from fedlib.papers.tiers.algorithm import TDCD, Cohort, Drawn, draw_ids
 from fedlib.papers.tiers.task import TieredTask
@@ -519,3 +520,25 @@ def test_norms_of_the_batch_are_refused_where_minibatches_are_cut():
         pictures("batch", batch_norm=False)
     with pytest.raises(FedlibError, match="one client a silo"):
         pictures("batch", clients=2)
+
+
+SOONEST = {
+    "fig3-soonest": ("rates-images", "accuracy", 0.8),
+    "fig4-soonest": ("rates-sequences", "f1", 0.25),
+    "fig5-soonest": ("rates-views", "top5", 0.75),
+}
+
+
+@pytest.mark.parametrize("name", SOONEST)
+def test_the_soonest_rates_are_those_of_the_tuning_record(name):
+    record, metric, target = SOONEST[name]
+    frame = records.load("tiers", record, "quick").frame
+    reached = frame[(frame["metric"] == metric) & (frame["split"] == "test")]
+    reached = reached[reached["method"].str.endswith("few") & (reached["value"] >= target)]
+    for run in catalogue.settings("tiers", name, "quick")["runs"]:
+        rounds = {}
+        for at, own in reached[reached["Q"] == run["Q"]].groupby("at"):
+            first = own.groupby("seed")["round"].min()
+            if len(first) == 3:  # all tuning seeds
+                rounds[at] = first.mean()
+        assert run["lr"] == pytest.approx(min(rounds, key=rounds.get), rel=1e-3)
