@@ -340,3 +340,11 @@ def test_14_reflected_halves():
 def test_what_makes_no_sense_is_refused_in_a_sentence(call, match):
     with pytest.raises(FedlibError, match=match):
         call()
+
+
+def test_the_noise_is_counted_in_the_precision_of_the_gradients():
+    rng = np.random.default_rng(3)
+    a, b = (torch.from_numpy(rng.normal(size=(1, 2, 4))) for _ in range(2))
+    found = Estimate(a, b, (torch.tensor([[3, 5]]), torch.tensor([[2, 7]]))).noise()
+    apart = ((a - b) ** 2).sum(2)[0].numpy()
+    assert_allclose(found, (apart / [1 / 3 + 1 / 2, 1 / 5 + 1 / 7]).mean(), rtol=1e-14)

@@ -144,7 +144,8 @@ class Estimate:
         ``E‖a_i − b_i‖² = tr Σ_i (1/n_a + 1/n_b)``.
         """
         apart = (self.a - self.b).square().sum(2)
-        return (apart / (1 / self.sizes[0] + 1 / self.sizes[1]).to(apart)).mean(1)
+        first, second = (size.to(apart) for size in self.sizes)
+        return (apart / (1 / first + 1 / second)).mean(1)
 
 
 def estimate(task: Task, w: Tensor, drawn: tuple[Half, Half]) -> Estimate:
