@@ -232,7 +232,7 @@ def test_weights_of_an_epoch_rule_the_next():
 
 
 def test_weights_from_gradients_by_their_definitions():
-    """λ in units of one sample's variance, products of two halves, steps from the weights before."""
+    """λ in one sample's variance, products of two halves, steps from the weights before."""
     rng = np.random.default_rng(11)
     a, b = rng.normal(size=(2, 2, N, 3))
     sizes = rng.integers(2, 9, (2, 2, N))
