@@ -257,7 +257,7 @@ def test_whoever_asks_for_a_gpu_waits_for_one(cluster, start, tmp_path, monkeypa
     for tag, source in (("parameters", "device = 'cpu'"), ("said", say)):
         book.cells.append(nbformat.v4.new_code_cell(source, metadata={"tags": [tag]}))
     nbformat.write(book, tmp_path / "a.ipynb")
-    running = start('notebook = "a.ipynb"\n[grid]\ndevice = ["cuda", "cpu"]')
+    running = start('notebook = "a.ipynb"\n[grid]\ndevice = ["cpu", "cuda"]')
     said, complained = (text.decode() for text in running.communicate(timeout=120))
     assert running.returncode == 0, said + complained
     made = [p.read_text() for p in (tmp_path / "there").glob("jobs/*/notebook.ipynb")]

@@ -519,3 +519,6 @@ def test_norms_of_the_batch_are_refused_where_minibatches_are_cut():
         pictures("batch", batch_norm=False)
     with pytest.raises(FedlibError, match="one client a silo"):
         pictures("batch", clients=2)
+    net = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
+    with pytest.raises(FedlibError, match="without running statistics"):
+        TieredTask([Model(net)], [X[:, :2]], LABELS, whole(), batch_norm=True)
