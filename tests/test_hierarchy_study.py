@@ -297,13 +297,15 @@ def test_constants_against_a_whole_hessian():
     """Softmax regression on the digits: the Hessian of a group's loss, by autograd."""
     s = catalogue.settings("hierarchy", "constants-7", "smoke")
     one = {**s, "lr": 0.1, "groups": [2, 3], "runs": s["runs"][:1], "products": 200}
-    one["runs"] = [{"run": "S=0", "shares": [0.1], "time": 12.0}]
+    one["runs"] = [{"run": "S=0", "shares": [1.0], "time": 12.0}]
     frame = constants.constants(Job(one, (1,), progress=False)).frame
     found = frame.set_index("metric")["value"]
     task = study.build_task(one, [1])[0].of(1)
     algorithm = study.build_algorithm([{**one, **one["runs"][0]}], 1)
     largest, steep = 0.0, 0.0
-    for theta in constants.along(algorithm, task, 1, [0.1]):
+    models = constants.along(algorithm, task, 1, [1.0])
+    assert len(models) == 2 and not torch.equal(*models)
+    for theta in models:
         for clients in (range(2), range(2, 5)):
 
             def f(theta, clients=clients):
