@@ -135,6 +135,15 @@ def test_changes_reach_the_runs_that_have_the_setting():
     assert s["runs"] == [{"run": "a", "lr": 2}, {"run": "b=.5"}], "what was given stays"
 
 
+def test_a_gpu_is_asked_for_by_the_device_or_by_the_notebooks_parameter():
+    for asked in ({"device": "cuda"}, {"parameters": {"device": "cuda"}, "notebook": "a.ipynb"}):
+        assert grids.BatchJob("a", {}, **asked).on_gpu
+    assert not grids.BatchJob("a", {}, parameters={"lr": "cuda"}, notebook="cuda.ipynb").on_gpu
+    same = {"paper": "participation", "experiment": "fig1", "profile": "smoke"}
+    jobs = grids.read({"set": same, "grid": {"device": ["cpu", "cuda"]}})
+    assert [job.on_gpu for job in jobs] == [False, True], "this machine needs none"
+
+
 def test_an_axis_that_is_set_has_that_value(march):
     page = {"set": FAR, "grid": {"seed": [1, 2], "pause": [0.1, 0.2]}}
     jobs = batch.read(page, {"seed": 7})

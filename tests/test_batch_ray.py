@@ -250,7 +250,7 @@ def test_interrupted_it_goes_on(start, tmp_path):
     assert [len(page["beside"]) for page in pages] == [1] * 4, "one run of four, shared by two"
 
 
-def test_whoever_asks_for_a_gpu_waits_for_one(cluster, start, tmp_path, monkeypatch):
+def test_whoever_asks_for_a_gpu_waits_for_one(start, tmp_path):
     book = nbformat.v4.new_notebook()
     book.metadata["kernelspec"] = {"name": "python3", "display_name": "", "language": "python"}
     say = "import os\nprint('GPU', os.environ.get('CUDA_VISIBLE_DEVICES'), device)"
@@ -263,10 +263,18 @@ def test_whoever_asks_for_a_gpu_waits_for_one(cluster, start, tmp_path, monkeypa
     made = [p.read_text() for p in (tmp_path / "there").glob("jobs/*/notebook.ipynb")]
     assert [sum(f"GPU {n} {device}" in text for text in made)
             for n, device in ((0, "cuda"), (0, "cpu"))] == [1, 0]  # fmt: skip
+
+
+def test_a_gpu_that_no_node_has_is_told_whichever_job_asks_for_it(tmp_path, monkeypatch):
+    node = {"Resources": {"CPU": 1.0}, "Alive": True}
+    gone = {"Resources": {"CPU": 1.0, "GPU": 1.0}, "Alive": False}
     monkeypatch.setattr(ray, "init", lambda *_, **__: None)
-    monkeypatch.setattr(ray, "nodes", lambda: [{"Resources": {"CPU": 1.0}, "Alive": True}])
-    with pytest.raises(FedlibError, match="no node of the cluster at 'auto' has a GPU"):
-        batch.run(tmp_path / "grid.toml", tmp_path / "none", ray="auto", progress=False)
+    monkeypatch.setattr(ray, "nodes", lambda: [node, gone])
+    grid = tomllib.loads(TRAINING)
+    for devices in (["cpu", "cuda"], ["cuda", "cpu"]):
+        grid["grid"] = {"device": devices}
+        with pytest.raises(FedlibError, match="no node of the cluster at 'auto' has a GPU"):
+            batch.run(grid, tmp_path, ray="auto", progress=False)
 
 
 def test_nobody_listens(tmp_path):

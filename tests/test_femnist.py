@@ -92,6 +92,22 @@ def test_hashes_follow_the_content(folder):
     change(folder, "test", "f0000_14", label=np.array([7]))
     after = load(folder).hashes
     assert before["train"] == after["train"] and before["test"] != after["test"]
+    change(folder, "train", "f0000_14", pixels=np.zeros((3, 28, 28)))
+    assert (
+        load(folder).hashes["train"] != before["train"]
+        and load(folder).hashes["test"] == (after["test"])
+    )
+
+
+def test_hashes_follow_the_names(folder):
+    import h5py
+
+    before = load(folder).hashes
+    for split in ("train", "test"):
+        with h5py.File(folder / f"fed_emnist_{split}.h5", "r+") as file:
+            file.move("examples/f0002_01", "examples/f0002_02")
+    after = load(folder).hashes
+    assert before["train"] != after["train"] and before["test"] != after["test"]
 
 
 def refused(folder, *parts) -> None:

@@ -396,9 +396,16 @@ def test_what_treats_clients_apart_is_refused():
 
     from fedlib.engine.model import Model
 
-    task = task_of(model=Model(nn.Sequential(nn.Linear(5, 4), nn.Dropout(), nn.Linear(4, 3))))
-    with pytest.raises(FedlibError, match="joined minibatches"):
-        HierarchicalSGD((3, 3), 0.1, 1.0, 9.0, ONE, SERVER).init(task, (0,))
+    tasks = [
+        task_of(model=Model(nn.Sequential(nn.Linear(5, 4), layer, nn.Linear(4, 3))))
+        for layer in (nn.Dropout(), nn.BatchNorm1d(4))
+    ]
+    images = np.zeros((6, 3, 32, 32), dtype=np.float32)
+    data = FederatedDataset.build(images, np.arange(6), np.split(np.arange(6), 6), augment="cifar")
+    tasks.append(Task(models.lenet((3, 32, 32), 6), data))
+    for task in tasks:
+        with pytest.raises(FedlibError, match="joined minibatches"):
+            HierarchicalSGD((3, 3), 0.1, 1.0, 9.0, ONE, SERVER).init(task, (0,))
 
 
 def test_an_interrupted_run_goes_on_to_the_same_end(tmp_path):

@@ -11,6 +11,7 @@ from test_hierarchy import ONE, QUICK, SERVER, states, task_of
 from fedlib.engine.simulation import simulate
 from fedlib.errors import FedlibError
 from fedlib.papers.hierarchy import AsyncHierarchicalSGD, HierarchicalSGD, arrivals
+from fedlib.papers.hierarchy.clock import timeline
 from fedlib.population.delays import Deterministic, ShiftedExponential
 
 
@@ -28,12 +29,27 @@ def test_one_group_has_nobody_to_wait_for():
     assert torch.equal(states(a, task, 4)[-1].x, states(b, task, 4)[-1].x)
 
 
+@pytest.mark.parametrize("grow", [0.0, 0.7])
+def test_a_lone_group_arrives_when_the_synchronous_clock_says(grow):
+    algorithm = AsyncHierarchicalSGD((6,), 0.3, 3.0, 60.0, QUICK, ONE, grow=grow)
+    for seed, found in zip((3, 4), algorithm.timelines((3, 4)), strict=True):
+        line = timeline(seed, 3.0, 60.0, [QUICK], ONE, grow)
+        assert (found.counts == line.counts).all()
+        assert_allclose(found.end, line.end, rtol=1e-13)
+
+
 def test_arrivals_counted_by_hand():
     """Group 0: two iterations of 1 and a trip of 1. Group 1: one of 3 and a trip of 1."""
     found = arrivals(0, 2.0, 12.0, [ONE, Deterministic(3.0)], ONE)
     assert found.end.tolist() == [3, 4, 6, 8, 9, 12]
     assert found.counts.tolist() == [[2, 0], [0, 1], [2, 0], [0, 1], [2, 0], [2, 1]]
     assert found.staleness.tolist() == [[0, 0], [0, 1], [1, 0], [0, 1], [1, 0], [0, 1]]
+
+
+def test_groups_that_arrive_together_are_two_merges_to_a_third():
+    found = arrivals(0, 2.0, 6.0, [ONE, ONE, Deterministic(5.0)], ONE)
+    assert found.end.tolist() == [3, 6]
+    assert found.staleness.tolist() == [[0, 0, 0], [0, 0, 2]]
 
 
 def test_every_merge_is_missed_by_whom_it_met_on_the_way():

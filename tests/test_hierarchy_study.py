@@ -15,7 +15,15 @@ from fedlib.engine.draws import draw_one
 from fedlib.engine.simulation import History
 from fedlib.errors import FedlibError
 from fedlib.evidence import catalogue
-from fedlib.papers.hierarchy import HierarchicalSGD, constants, study, theorems
+from fedlib.papers.hierarchy import (
+    AsyncHierarchicalSGD,
+    HierarchicalSGD,
+    arrivals,
+    constants,
+    study,
+    theorems,
+    theory,
+)
 from fedlib.papers.hierarchy.clock import Timeline
 from fedlib.papers.job import Job
 from fedlib.population.delays import Deterministic
@@ -131,6 +139,70 @@ def test_delay_laws_come_from_the_eight_numbers_or_from_what_replaces_them():
     assert (server.shift, server.mean) == pytest.approx((30.0, 2.0))
 
 
+TRAINED = dict(
+    dataset="digits", model=["softmax", 64, 10], groups=[2, 4], split="groups", alpha=5.0,
+    delays=[0, 0.5, 0, 0.5, 0, 2, 0, 1], sync=2.0, time=12.0, lr=0.1, batch_size=4, looks=3,
+    evaluate_on=10_000, watch=True,
+)  # fmt: skip
+BY_HAND = {
+    "slow": ({}, HierarchicalSGD((2, 4), 0.1, 2.0, 12.0, QUICK, SERVER, 4)),
+    "fast": (dict(lr=0.5, sync=0.0), HierarchicalSGD((2, 4), 0.5, 0.0, 12.0, QUICK, SERVER, 4)),
+    "plain": (
+        dict(merge="plain"), HierarchicalSGD((2, 4), 0.1, 2.0, 12.0, QUICK, SERVER, 4, "plain")
+    ),
+    "apart": (
+        dict(asynchronous=True, decay=0.5),
+        AsyncHierarchicalSGD((2, 4), 0.1, 2.0, 12.0, QUICK, SERVER, 4, decay=0.5),
+    ),
+    "alone": (
+        dict(isolated=1),
+        HierarchicalSGD((4,), 0.1, 2.0, 12.0, QUICK, Deterministic(0.0), 4, "plain"),
+    ),
+}  # fmt: skip
+
+
+def losses_and_hits(theta, x, y):
+    """Softmax regression of the digits, sample by sample."""
+    out = x.flatten(1).double() @ theta[:640].view(10, 64).double().T + theta[640:].double()
+    loss = torch.nn.functional.cross_entropy(out, y, reduction="none")
+    return loss.numpy(), (out.argmax(1) == y).double().numpy()
+
+
+def test_runs_of_a_training_are_those_of_each_alone_by_hand():
+    runs = [dict(run=name, **changes) for name, (changes, _) in BY_HAND.items()]
+    frame = study.training(Job(TRAINED | dict(runs=runs), (3, 8), progress=False)).frame
+    told = frame.set_index(["run", "seed", "split", "metric", "round"])["value"].sort_index()
+    for name, (changes, algorithm) in BY_HAND.items():
+        for seed in (3, 8):
+            task = study.build_task(TRAINED | changes, [seed])[0]
+            line, data = algorithm.timelines((seed,))[0], task.data
+            done = (line.end <= 12.0).sum()
+            state = [algorithm.init(task, (seed,)), *states(algorithm, task, done, (seed,))][-1]
+            mine = told[name, seed]
+            loss, hit = losses_and_hits(state.x[0], data.test_x, data.test_y)
+            assert mine["test", "loss", 3] == pytest.approx(loss.mean(), rel=1e-4)
+            assert mine["test", "accuracy", 3] == pytest.approx(hit.mean(), abs=0.004)
+            loss, _ = losses_and_hits(state.x[0], data.x, data.y)
+            if name == "alone":  # on rows of its own
+                loss = np.array([loss[rows].mean() for rows in data.of(seed).parts])
+            assert mine["train", "loss", 3] == pytest.approx(loss.mean(), rel=1e-4)
+            assert mine["clock", "rounds", 0] == len(line.end)
+            for i, y in enumerate(state.y[0]):
+                _, hit = losses_and_hits(y, data.test_x, data.test_y)
+                assert mine[f"group {i}", "accuracy", 3] == pytest.approx(hit.mean(), abs=0.004)
+                made = line.counts[line.counts[:, i] > 0, i].mean()
+                assert mine["clock", f"iterations of group {i}", 0] == pytest.approx(made)
+
+
+def test_staleness_is_the_mean_over_the_merges_of_a_group():
+    """Group 0: two iterations of 1 and a trip of 1. Group 1: one of 3 and a trip of 1."""
+    line = arrivals(0, 2.0, 12.0, [Deterministic(1.0), Deterministic(3.0)], Deterministic(1.0))
+    told = study._whole("a", 0, line, 12.0).set_index("metric")["value"]
+    assert told["rounds"] == 6 and told["round length"] == 2
+    assert told["staleness of group 0"] == 2 / 4 and told["staleness of group 1"] == 1
+    assert told["iterations of group 0"] == 2 and told["iterations of group 1"] == 1
+
+
 def test_gradients_of_groups_are_means_over_their_clients():
     task, groups = theorems.problem(6), (2, 4)
     theta = torch.from_numpy(np.random.default_rng(0).normal(size=(1, 2, task.size)))
@@ -162,6 +234,53 @@ def test_walking_the_paths_ends_where_the_round_ends():
     assert_allclose(ends[0, 0], y, atol=1e-14)
 
 
+BOUNDS = dict(groups=[2, 4], delays=[0, 0.5, 0, 0.5, 0, 2, 0, 1], sync=3.0, time=15.0, batch_size=2)
+
+
+def test_both_sides_of_the_bounds_seed_by_seed():
+    s = BOUNDS | dict(lr=0.5, runs=[dict(run="a")])
+    frame = theorems.bounds(Job(s, (0, 4), progress=False)).frame
+    task, algorithm = (
+        theorems.problem(6), HierarchicalSGD((2, 4), 0.5, 3.0, 15.0, QUICK, SERVER, 2)
+    )  # fmt: skip
+    known = dict(lr=0.5, L=0.25, G2=1.0, sigma2=1 / 2, gap=np.log(2))
+    for seed in (0, 4):
+        t, state = algorithm.timelines((seed,))[0].counts, algorithm.init(task, (seed,))
+        squares, paths, away = [], 0.0, []
+        for _ in t:
+            squares.append(float(task.client_gradients(state.x).mean(0).square().sum()))
+            drawn = draw_one(algorithm, state, task)
+            paths = paths + theorems.along_the_paths(algorithm, task, state, drawn)[0][0].numpy()
+            state, _ = algorithm.round(state, task, drawn)
+            away.append((state.x - state.y[0]).square().sum(1).numpy())
+        mine, away = frame[frame["seed"] == seed], np.array(away)
+        told = mine[mine["t"] == 0].set_index("metric")["value"]
+        largest = (away / (2 * 0.5**2 * (t**2 + 10 / 9))).max()
+        assert told["Lemma 1: ratio"] == pytest.approx(largest)
+        for name, bound in (
+            ("Theorem 2", theory.theorem_2), ("sharper", theory.theorem_2_sharper)
+        ):  # fmt: skip
+            ratio = np.mean(squares) / bound(t, sizes=(2, 4), **known).total
+            assert told[f"{name}: ratio"] == pytest.approx(ratio)
+        for i, size in enumerate((2, 4)):
+            bound = theory.theorem_1(t[:, i], size=size, kappa=10 / 9, **known).total
+            ratio = paths[i] / t[:, i].sum() / bound
+            assert told[f"Theorem 1, group {i}: ratio"] == pytest.approx(ratio)
+        for n, value in mine[mine["metric"] == "deviation"].set_index("t")["value"].items():
+            assert value == pytest.approx(away[t == n].mean())
+
+
+def test_the_corollary_is_measured_at_its_rate_over_its_rounds():
+    s, task = BOUNDS | dict(rounds_grid=[4, 9]), theorems.problem(6)
+    frame = theorems.corollary(Job(s, (0, 4), progress=False)).frame
+    for U, seed, value in frame[["rounds", "seed", "value"]].itertuples(index=False):
+        algorithm = HierarchicalSGD((2, 4), U**-0.5, 3.0, 1e3, QUICK, SERVER, 2)
+        xs = [task.init((seed,)), *(state.x for state in states(algorithm, task, U - 1, (seed,)))]
+        squares = [float(task.client_gradients(x).mean(0).square().sum()) for x in xs]
+        assert value == pytest.approx(np.mean(squares))
+    assert sorted(frame["rounds"]) == [4, 4, 9, 9]
+
+
 def test_constants_are_looked_at_along_the_run():
     task = task_of()
     algorithm = HierarchicalSGD((2, 4), 0.3, 0.0, 60.0, QUICK, SERVER, 2)
@@ -178,13 +297,15 @@ def test_constants_against_a_whole_hessian():
     """Softmax regression on the digits: the Hessian of a group's loss, by autograd."""
     s = catalogue.settings("hierarchy", "constants-7", "smoke")
     one = {**s, "lr": 0.1, "groups": [2, 3], "runs": s["runs"][:1], "products": 200}
-    one["runs"] = [{"run": "S=0", "shares": [0.1], "time": 12.0}]
+    one["runs"] = [{"run": "S=0", "shares": [1.0], "time": 12.0}]
     frame = constants.constants(Job(one, (1,), progress=False)).frame
     found = frame.set_index("metric")["value"]
     task = study.build_task(one, [1])[0].of(1)
     algorithm = study.build_algorithm([{**one, **one["runs"][0]}], 1)
     largest, steep = 0.0, 0.0
-    for theta in constants.along(algorithm, task, 1, [0.1]):
+    models = constants.along(algorithm, task, 1, [1.0])
+    assert len(models) == 2 and not torch.equal(*models)
+    for theta in models:
         for clients in (range(2), range(2, 5)):
 
             def f(theta, clients=clients):

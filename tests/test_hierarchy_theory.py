@@ -63,6 +63,15 @@ def test_06_the_clock_draws_this_law():
     assert np.allclose(line.idle.mean(0), counts.expected_idle(groups, 5.0), rtol=0.05)
 
 
+def test_expected_averages_are_those_of_a_long_record():
+    groups = [ShiftedExponential(1.0, 0.55), ShiftedExponential(0.4, 0.3)]
+    server = ShiftedExponential(0.0, 1.0)
+    known = counts.averages(timeline(3, 5.0, 40_000.0, groups, server).counts)
+    exact = counts.expected_averages(groups, server, 5.0, 40_000.0)
+    for name in ("rounds", "inverse", "drift", "before", "pairs"):
+        assert np.allclose(getattr(known, name), getattr(exact, name), rtol=0.02), name
+
+
 def test_two_iterations_by_hand():
     """P(t > 2) = P(tau_1 + tau_2 < S), by integrating over the first delay."""
     c, m, S = 0.4, 0.7, 2.0
@@ -932,6 +941,32 @@ def test_estimators_of_the_constants():
     largest = np.abs(np.linalg.eigvalsh(A.numpy())).max(1)
     L = theory.client_smoothness(task, thetas[:1], range(3), iterations=2000, tolerance=1e-10)
     assert L == pytest.approx(largest.max(), rel=1e-4)
+
+
+class Cubes:
+    """Client k has the gradient c_k x^3, and noise that grows with x."""
+
+    c = torch.tensor([[1.0], [2.0]]).double()
+
+    def client_gradients(self, theta):
+        return self.c * theta**3
+
+    def grad(self, theta, batch):
+        return self.c * theta**3 + theta * batch
+
+
+@pytest.mark.parametrize("steps", [1, -1])
+def test_constants_are_the_largest_over_the_models(steps):
+    """At (2, 2): a Hessian of 3 c 2^2, a squared gradient of 2 (c 2^3)^2, a variance of 2^2."""
+    models = [torch.full((1, 2), x).double() for x in (1.0, 2.0)][::steps]
+    batches = [s * torch.tensor([[1.0, 0], [1, 0]]).double() for s in (-1, 1)]
+    options = dict(iterations=2000, tolerance=1e-12)
+    found = theory.group_constants(Cubes(), (1, 1), models, batches, **options)
+    assert found["L"] == pytest.approx(24) and found["sigma2"] == pytest.approx(4)
+    assert found["G2"] == pytest.approx(2 * 16**2 + 4)
+    assert theory.gradient_constants(Cubes(), models, batches) == pytest.approx(
+        {"G2": 2 * 16**2 + 4, "sigma2": 4}
+    )
 
 
 def test_constants_of_groups_are_those_of_their_mean_objectives():

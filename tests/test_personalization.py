@@ -1,5 +1,7 @@
 """PERM: the schedule, the visits, the epoch's end, against a plain loop and closed forms."""
 
+from itertools import islice
+
 import numpy as np
 import pytest
 import torch
@@ -227,6 +229,56 @@ def test_weights_of_an_epoch_rule_the_next():
         for _ in range(2):
             v = v - rate * task.grad(v, task.data.full_batch([c]))
         assert_allclose(second.v[0, i : i + 1], v, rtol=1e-12)
+
+
+def test_weights_from_gradients_by_their_definitions():
+    """λ in one sample's variance, products of two halves, steps from the weights before."""
+    rng = np.random.default_rng(11)
+    a, b = rng.normal(size=(2, 2, N, 3))
+    sizes = rng.integers(2, 9, (2, 2, N))
+    before = random_weights(rng, runs=2)
+    found = Estimate(*map(torch.from_numpy, (a, b)), tuple(map(torch.from_numpy, sizes)))
+    lams = (0.4, 2.0)
+    for r in range(2):
+        m, n = sizes[:, r]
+        noise = np.mean(((a - b)[r] ** 2).sum(1) / (1 / m + 1 / n))
+        full = (m[:, None] * a[r] + n[:, None] * b[r]) / (m + n)[:, None]
+        apart = [v[:, None] - v[None] for v in (a[r], b[r], full)]
+        z, cross = (apart[2] ** 2).sum(2), (apart[0] * apart[1]).sum(2)
+        assert_allclose(found.noise()[r], noise, rtol=1e-6)
+        assert_allclose(found.unbiased()[r], cross, atol=1e-13)
+        for options, distances, lam in (
+            (dict(), z, lams[r] * noise),
+            (dict(unit="one"), z, lams[r]),
+            (dict(unbiased=True), cross, lams[r] * noise),
+        ):
+            sides = torch.from_numpy(distances), torch.from_numpy(m + n), lam
+            exact = weights.water_fill(*sides)
+            assert_allclose(
+                Mixing(lams, **options).weights(found, before)[r], exact, rtol=1e-5, atol=1e-7
+            )
+            few = Mixing(lams, steps=2, **options).weights(found, before)[r]
+            assert_allclose(few, weights.descend(before[r], *sides, 2), rtol=1e-5, atol=1e-7)
+
+
+def test_samples_are_cut_anew_for_each_epoch():
+    task = task_of()
+    perm = PERM(0.2, 2, 2)
+    drawn = [one.refresh for one in islice(perm.draws(perm.init(task, (0,)), task), 2 * N)]
+    first, second = (one.halves[0].rows for one in drawn if one is not None)
+    assert drawn[N - 1] is not None and drawn[-1] is not None and (first != second).any(1).all()
+
+
+def test_the_global_model_and_the_closing_step_stay_in_the_ball():
+    task = points(10 * np.ones((N, 2)))
+    start = torch.zeros(1, 2).double()
+    perm = PERM(0.5, 1, radius=1.0, global_lr=0.5, mixing=Mixing(1.0, "one"))
+    assert_allclose(run(perm, task, N, x=start).x.norm(), 1.0, rtol=1e-12)
+    drawn = upload([halves(task.data, (0,))], "cpu")[0]
+    v, A = torch.zeros(1, N, 2).double(), torch.eye(N).double()[None]
+    assert_allclose(final_step(task, v, A, 2.0, drawn), np.full((1, N, 2), 5.0))
+    after = final_step(task, v, A, 2.0, drawn, radius=1.0)
+    assert_allclose(after, np.full((1, N, 2), 0.5**0.5), rtol=1e-12)
 
 
 def test_a_global_minibatch_reads_on_in_each_clients_walk():

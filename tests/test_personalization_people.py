@@ -72,6 +72,8 @@ def test_writers_keep_their_rows():
         (name,) = np.unique(whose[np.r_[train, own]])
         assert (train < n).all() and (own >= n).all() and len(train) <= 30
         assert len(own) == (owners.test == name).sum()
+        every = np.flatnonzero(owners.train == name)
+        assert len(every) == len(train) or set(train) != set(every[:30]), "drawn, not the first"
 
 
 def test_the_synthetic_task_by_its_law():
@@ -93,6 +95,33 @@ def test_a_balanced_draw_has_both_classes_alike():
     assert_allclose(shares, 0.5, atol=0.01)
     free = [two_halves(seed, 2, 4000, 60)[1].reshape(2, -1).mean(1) for seed in range(6)]
     assert np.ptp(free) > 0.2, "the paper's draw differs from seed to seed"
+
+
+@pytest.mark.parametrize("balanced", [False, True])
+@pytest.mark.parametrize("angle", [0.0, 60.0, 90.0, 180.0])
+def test_the_directions_of_the_halves_are_so_many_degrees_apart(angle, balanced):
+    """Features are Gaussian, so least squares finds a half's direction (Stein's identity)."""
+    x, y = two_halves(5, 2, 100_000, 4, balanced, angle)
+    found = []
+    for half, labels in zip(x.reshape(2, -1, 4), y.reshape(2, -1), strict=True):
+        w = np.linalg.lstsq(half - half.mean(0), labels - labels.mean(), rcond=None)[0]
+        found.append(w / np.linalg.norm(w))
+        assert not balanced or labels.mean() == pytest.approx(0.5, abs=0.01)
+    cosine = np.clip(found[0] @ found[1], -1, 1)
+    assert cosine == pytest.approx(np.cos(np.radians(angle)), abs=0.02)
+
+
+def test_halves_are_of_the_kind_that_their_features_say():
+    found = people(HALVES | dict(clients=7, samples=2000), [3])
+    above = [bool(found.x[rows].mean() > 0) for rows in found.train[3]]
+    assert above == [True] * 4 + [False] * 3
+    assert [kind == 0 for kind in found.groups[3]] == above
+
+
+def test_pixels_are_pooled():
+    whole, pooled = (people(DIGITS | dict(split="random", pool=n), [1]) for n in (1, 2))
+    blocks = whole.x.numpy().reshape(-1, 1, 4, 2, 4, 2).mean((3, 5))
+    assert_allclose(pooled.x, blocks, atol=1e-6)
 
 
 def test_each_client_is_judged_by_its_own_model_on_its_own_rows():

@@ -182,6 +182,15 @@ def test_entropy():
     assert_allclose(weights.entropy(A), np.log([1, 2, 4]), rtol=1e-6)
 
 
+def test_rows_are_weights_up_to_the_rounding_of_their_type():
+    for dtype, fine, wrong in ((torch.float32, 1e-5, 1e-3), (torch.float64, 1e-10, 1e-7)):
+        for off in ((1.0, 0.0), (1.0, -1.0)):  # another sum; the sum one, and one below zero
+            row = torch.tensor([1.0, 0.0], dtype=dtype)
+            weights.check_simplex(row + fine * torch.tensor(off, dtype=dtype))
+            with pytest.raises(FedlibError, match="on the simplex"):
+                weights.check_simplex(row + wrong * torch.tensor(off, dtype=dtype))
+
+
 Z = torch.zeros(2, 2).double()
 
 

@@ -177,6 +177,16 @@ def test_small_roles_and_shares_are_asked_for(folder):
     assert abs(len(every.train_x) - 2 * len(load(folder).train_x)) <= 3
 
 
+def test_a_role_without_a_test_sample_is_left_out(folder):
+    (folder / "third.txt").write_text(play(speech("EVE", 80, 5)))
+    names = owners(load(folder, smallest=1)).names
+    assert "third: EVE" not in names and len(names) >= 3
+    said = plays.roles((folder / "third.txt").read_text())["EVE"]
+    text = len("\n".join(said)) + 1
+    assert text - text // 5 > 80 >= text // 5, "it has a training sample"
+    assert "third: EVE" in owners(load(folder, smallest=1, share=0.4)).names
+
+
 @pytest.mark.parametrize("packed", ["plays.tar.xz", "shakespeare.tar.gz", "works.tgz", "a.tar"])
 def test_an_archive_holds_the_same_as_its_files(folder, tmp_path, packed):
     mode = {"xz": "w:xz", "gz": "w:gz", "tgz": "w:gz", "tar": "w"}[packed.rsplit(".", 1)[-1]]
@@ -197,6 +207,9 @@ def test_the_hash_follows_the_plays_alone(folder):
     changed = (folder / "first.txt").read_text() + speech("EVE", 1, 9)
     (folder / "first.txt").write_text(changed)
     assert load(folder).hashes != before
+    changed = load(folder).hashes
+    (folder / "first.txt").rename(folder / "firstly.txt")
+    assert load(folder).hashes != changed, "a role belongs to a play of that name"
 
 
 def test_a_folder_in_the_cache_is_loaded_by_name(folder, tmp_path, monkeypatch):

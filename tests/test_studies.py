@@ -154,6 +154,13 @@ def test_speedup_averages_the_clients_noise():
 # --- tiers ---------------------------------------------------------------------------------------
 
 
+def test_norms_of_a_batch_are_allowed_where_the_model_asks_for_them():
+    for norm, clients in (("batch", 1), ("group", 3)):
+        s = {**SILOS, "model": ["normed_cnn", 10, norm], "clients": clients}
+        task, _ = tiers.build_task(s, (0,))
+        assert task.batch_norm == (norm == "batch") == task.models[0].normalises
+
+
 @pytest.mark.parametrize("aligned", [True, False])
 def test_columns_and_rows_are_cut_as_asked(aligned):
     held = datasets.load("digits", progress=False)
