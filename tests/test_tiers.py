@@ -520,7 +520,9 @@ def test_norms_of_the_batch_are_refused_where_minibatches_are_cut():
         pictures("batch", batch_norm=False)
     with pytest.raises(FedlibError, match="one client a silo"):
         pictures("batch", clients=2)
-<<<<<<< HEAD
+    net = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
+    with pytest.raises(FedlibError, match="without running statistics"):
+        TieredTask([Model(net)], [X[:, :2]], LABELS, whole(), batch_norm=True)
 
 
 SOONEST = {
@@ -543,8 +545,3 @@ def test_the_soonest_rates_are_those_of_the_tuning_record(name):
             if len(first) == 3:  # all tuning seeds
                 rounds[at] = first.mean()
         assert run["lr"] == pytest.approx(min(rounds, key=rounds.get), rel=1e-3)
-=======
-    net = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
-    with pytest.raises(FedlibError, match="without running statistics"):
-        TieredTask([Model(net)], [X[:, :2]], LABELS, whole(), batch_norm=True)
->>>>>>> eyes-mutants
