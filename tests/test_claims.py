@@ -301,6 +301,8 @@ def test_during_averages_over_a_part_of_the_run():
     assert got.low.tolist() == [-3.0, -6.0]
     held = record(curves({"a": [a, 2 * a], "b": [b, b]}, "accuracy"))
     assert claims.during(held, "a", "b", "accuracy", "train", 0.2, 0.4).low.tolist() == [3.0, 6.0]
+    with pytest.raises(claims.MissingRows, match=r"no look at 'a' from 0.21 to 0.29"):
+        claims.during(held, "a", "b", "accuracy", "train", 0.21, 0.29)
 
 
 def test_saved_is_a_share_seed_by_seed():

@@ -413,6 +413,10 @@ def during(
     for run in (a, b):
         found = rows(record, run, metric, split)
         part = found["round"].between(*(share * found["round"].max() for share in (start, stop)))
+        if not part.any():
+            raise MissingRows(
+                f"{record.path.name} has no look at '{run}' from {start:g} to {stop:g} of the run."
+            )
         means.append(found[part].groupby("seed")["value"].agg(lambda v: v.mean(skipna=False)))
     _same_seeds(record, means[0].index, means[1].index)
     gain = means[1] - means[0] if metric == "loss" else means[0] - means[1]

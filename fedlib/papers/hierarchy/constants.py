@@ -54,7 +54,7 @@ def along(algorithm: HierarchicalSGD, task: Task, seed: int, shares: list[float]
     state = algorithm.init(task, (seed,))
     luck, models = algorithm.draws(state, task), [state.x]
     rounds = algorithm.rounds((seed,))
-    wanted = [round(share * rounds) for share in shares]
+    wanted = [max(1, round(share * rounds)) for share in shares]
     for u in range(1, max(wanted) + 1):
         state, _ = algorithm.round(state, task, upload([next(luck)], task.data.x.device)[0])
         models += [state.x] * wanted.count(u)

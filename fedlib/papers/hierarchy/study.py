@@ -187,7 +187,7 @@ def training(job: Job[Training]) -> Outcome:
         together.setdefault(repr(sorted(rest.items())), []).append({**s, **run})
     for runs in together.values():
         own, names, seeds = runs[0], [run["run"] for run in runs], job.seeds
-        key = repr([own["groups"], own["split"], own.get("isolated")])
+        key = repr([own.get(name) for name in (*Split.__annotations__, "isolated")])
         if key not in tasks:
             tasks[key], hashes = build_task(own, seeds, job.device)
         task, every = tasks[key], seeds * len(runs)
