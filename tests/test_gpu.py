@@ -231,7 +231,25 @@ def test_a_seed_of_other_code_is_made_again_and_stops_no_other_record(tmp_path, 
 ON_A_CPU = {  # no data set: a toy, clocks, arithmetic, a small problem; or no large profile
     "participation": ["figB1", "figB2", "factor", "speedup"],
     "hierarchy": ["counts", "bounds", "corollary"],
-    "tiers": ["rates-norms", "norms", "latency", "theorem"],
+    "personalization": [
+        "rates-fig1",
+        "fig1",
+        "balanced",
+        "lambdas",
+        "worth",
+        "rates-of-weights",
+        "rates-of-models",
+        "single-loop",
+    ],
+    "tiers": [
+        "rates-norms",
+        "norms",
+        "fig3-soonest",
+        "fig4-soonest",
+        "fig5-soonest",
+        "latency",
+        "theorem",
+    ],
 }
 
 
