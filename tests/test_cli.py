@@ -129,7 +129,8 @@ def test_a_record_with_other_seeds_or_settings_is_not_overwritten(tmp_path):
 
 
 def test_what_a_stored_record_took_is_told(tmp_path, monkeypatch):
-    rows = {row["experiment"]: row for row in json.loads(call("list", "--json").stdout)}
+    every = json.loads(call("list", "--json").stdout)
+    rows = {row["experiment"]: row for row in every if row["paper"] == PAPER}
     held = records.load(PAPER, "fig1", "quick").manifest
     minutes = f"{held['wall_seconds'] / 60:.0f}"
     assert rows["fig1"]["took"] == f"quick {minutes} min on {held['device']}"

@@ -73,6 +73,10 @@ def test_one_round_of_every_experiment_of_every_profile(paper, name, profile, mo
         known = ("time", "batch_size", "alpha", "owners") if "split" in settings else ("time",)
         short |= {k: CLOCK[k] for k in known}
         short.pop("rounds_grid", None)
+    if paper == "personalization" and "judging" in settings:
+        short |= dict(clients=5, samples=20, batch_size=2, warmup=0)
+        short["runs"] = [{**run, **{k: short[k] for k in ("samples", "warmup") if k in run}}
+                         for run in settings["runs"]]  # fmt: skip
     rows = {"tiers": 40, "hierarchy": 4000}.get(paper, 400)
     monkeypatch.setattr(datasets, "load", lambda name, **options: stand_in(name, rows))
     asked = {**settings, **short}
