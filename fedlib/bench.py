@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -599,7 +599,10 @@ def filling(clients: int) -> tuple[Callable[[], Any], Callable[[], Any]]:
 
 
 def personalization_table(
-    clients: int = 50, crowded: int = 10_000, repeats: int = 7
+    clients: int = 50,
+    crowded: int = 10_000,
+    repeats: int = 7,
+    crowds: Sequence[int] = (10, 200, 2000),
 ) -> list[dict[str, Any]]:
     """Time PERM against a loop that does the same, and against other methods.
 
@@ -611,13 +614,15 @@ def personalization_table(
         Clients whose weights are computed.
     repeats
         Turns of :func:`measure`, of three rounds each.
+    crowds
+        Numbers of clients for which a round is compared with one of FedAvg.
 
     Returns
     -------
     list of dict
         Rows with name, what is compared, the milliseconds of both, ratio (the first over the
         second) and device (CPU): a round of 10 local steps of batch 20, client by client and all
-        together; rounds of 20 local steps, as in Figure 3, over those of FedAvg, PERM's with an
+        together, and for crowds, whose weights are given, over one of FedAvg; rounds of 20 local steps, as in Figure 3, over those of FedAvg, PERM's with an
         update of its weights each epoch, which its rounds share, and each round; all weights of
         many clients; and Figure 1 at full scale, 40 epochs without looking at the models, for a
         seed alone and for one of ten together, estimated from two epochs.
@@ -633,6 +638,15 @@ def personalization_table(
         seconds = personal_rounds(name, clients, repeats)
         average = ("FedAvg", seconds.pop("FedAvg"))
         found += [(f"{name}, Figure 3", one, average) for one in seconds.items()]
+    for many in crowds:
+        task = personal_task("logistic 60-2", many)
+        average = FedAvg(Full(many), 0.05, 10, 20)
+        works = {
+            name: functools.partial(one.round, one.init(task, (0,)), task)
+            for name, one in (("PERM", perm), ("FedAvg", average))
+        }
+        seconds = measure(works, repeats=repeats)
+        found.append((f"logistic 60-2, {many:,} clients", *seconds.items()))
     ways = dict(zip(("sorting", "water_fill"), filling(crowded), strict=True))
     seconds = measure(ways, repeats=1)
     found.append((f"weights of {crowded:,} clients", *seconds.items()))

@@ -229,7 +229,7 @@ def personal(monkeypatch):
 
 
 def test_rows_of_personalization(personal):
-    rows = bench.personalization_table(4, 50, 1)
+    rows = bench.personalization_table(4, 50, 1, (3, 1000))
     assert {tuple(row) for row in rows} == {
         ("name", "first", "first [ms]", "second", "second [ms]", "ratio", "device")
     }
@@ -239,6 +239,7 @@ def test_rows_of_personalization(personal):
     assert pairs == [
         *[(f"{name}, a round", "plain loop", "PERM") for name in bench.PERSONAL],
         *[(f"{name}, Figure 3", m, "FedAvg") for name in bench.PERSONAL for m in methods],
+        *[(f"logistic 60-2, {N} clients", "PERM", "FedAvg") for N in ("3", "1,000")],
         ("weights of 50 clients", "sorting", "water_fill"),
         ("Figure 1, a seed", "1 together", "10 together"),
     ]

@@ -112,6 +112,12 @@ def test_the_final_weights_and_kinds_are_in_the_record():
     assert curve(frame, "perm", "weights", "own").iloc[-1] == pytest.approx(own, rel=1e-6)
 
 
+def test_a_crowd_keeps_no_map_of_its_weights(monkeypatch):
+    monkeypatch.setattr(study, "MAPPED", 5)
+    frame = served(dict(method="perm"))
+    assert "final weights" not in set(frame["split"]) and "weights" in set(frame["split"])
+
+
 def test_what_is_told_of_weights_by_hand():
     A = torch.tensor([[[0.5, 0.5, 0, 0], [0.25] * 4, [0, 0, 1.0, 0], [0.005, 0.005, 0.98, 0.01]]])
     found = {k[1]: v.item() for k, v in study.told(A, np.array([[0, 0, 1, 1]])).items()}

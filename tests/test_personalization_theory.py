@@ -739,6 +739,38 @@ def test_k_noisy_steps_at_once_are_k_noisy_steps():
     assert theorems.gaussian(None, (1, 2), 0.0) is None
 
 
+def test_a_visit_walks_once_through_the_samples_of_its_host():
+    p, K, lr = theorems.problem(5, GIVEN), 3, 0.02
+    A, rng = p.weights(p.optimum()), np.random.default_rng
+    e = theorems.samples(rng(1), p, K, 6.0)
+    assert e.shape == (4, K, 3)
+    assert_allclose(e.sum(1), 0, atol=1e-12)
+    assert_allclose([np.mean([x @ x for x in own]) for own in e], 6.0)
+    hosts = next(theorems.orders(5, 4, "random"))
+    v = theorems.walked(p, np.ones((2, 4, 3)), A, hosts, lr, e, rng(7))
+    draw, told = rng(7), np.ones((2, 4, 3))
+    for host in hosts:
+        order = draw.permuted(np.tile(np.arange(K), (2, 4, 1)), axis=2)
+        assert all(sorted(one) == [0, 1, 2] for one in order.reshape(-1, K))
+        for copy, model in itertools.product(range(2), range(4)):
+            j = host[model]
+            for k in order[copy, model]:
+                u = told[copy, model]
+                g = p.curvatures[j] * (u - p.centres[j]) + e[j, k]
+                told[copy, model] = u - lr * 4 * A[model, j] * g
+    assert_allclose(v, told, rtol=1e-12)
+    assert not np.allclose(v[0], v[1])
+
+
+def test_walks_differ_by_seed_and_length_and_lose_the_noise():
+    s = GIVEN | dict(noise=30.0, order="random", walk=True, copies=4)
+    p = theorems.problem(1, s)
+    of = [theorems._models(s, p, *which)["excess"] for which in ((1, 8), (2, 8), (1, 8))]
+    assert of[0] == of[2] != of[1]
+    fresh = theorems._models(s | dict(walk=False), p, 1, 256)["excess by Λ"]
+    assert theorems._models(s, p, 1, 256)["excess by Λ"] < fresh / 20
+
+
 def test_two_stages_are_the_first_and_then_the_second():
     s = GIVEN | dict(global_noise=0.0, global_batch=1, stages=2)
     p, c = theorems.problem(5, GIVEN), theorems.constants(GIVEN)

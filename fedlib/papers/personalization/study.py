@@ -87,6 +87,7 @@ METHODS: dict[str, Build] = {
 }
 ALONE = ("run", "lr", "tuned_as")  # in what rows of one batch may differ
 MANY = 0.01  # a weight from which on a client counts as listened to
+MAPPED = 200  # clients up to which a record keeps all weights
 
 
 @alike("seeds", "runs")
@@ -96,8 +97,9 @@ def serving(job: Job[Serving]) -> Outcome:
     Metrics are means over the clients, each judged by its own model: ``train`` on the rows that it
     learned from, ``test`` on its own that it did not; ``group k`` the same for clients of one kind,
     where there are two kinds, and how far it is above guessing their most
-    frequent class. Rows of the split ``weights`` tell of the mixing weights, and at the
-    end hold them, client i's weight for j, for the first seed. ``models`` and ``gradients`` are
+    frequent class. Rows of the split ``weights`` tell of the mixing weights; those of ``final
+    weights`` hold them, client i's weight for j, at the end, for the first seed and up to 200
+    clients. ``models`` and ``gradients`` are
     what a client has spent by then.
     """
     s, frames, diverged, made = job.settings, {}, {}, {}
@@ -199,8 +201,8 @@ def _dated(
 
 
 def _final(state: Any, population: Population, seed: int, rounds: int) -> pd.DataFrame | None:
-    """Return the mixing weights of the first run at the end, and every client's kind."""
-    if not isinstance(state, State):
+    """Return the mixing weights of the first run at the end, and every client's kind, if few."""
+    if not isinstance(state, State) or state.A.shape[1] > MAPPED:
         return None
     A, N = state.A[0].double().cpu().numpy(), state.A.shape[1]
     i, j = np.divmod(np.arange(N * N), N)

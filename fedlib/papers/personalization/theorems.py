@@ -4,7 +4,8 @@
 ``κ = L/μ`` exactly; minimisers are weighted means. A stochastic gradient adds Gaussian noise of
 variance δ², anew in every step. The library's own loop is not used here, though it does the same on
 such clients without noise (tested): its clients walk through shuffled samples, so that noise
-cancels over a pass, which is the remedy that the paper names for the term that is to be measured.
+cancels over a pass. That is the remedy that the paper names for the term that is to be measured,
+and a way of its own here (``walk``).
 
 Rates are those of the theorems' proofs. Every seed draws a problem; expectations over the noise are
 means over ``copies``.
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import NotRequired
 
 import numpy as np
 import pandas as pd
@@ -45,6 +47,7 @@ class Models(Quadratics):
     """Models for given weights."""
 
     order: str  # "random", "fixed", or "replacement": visits drawn anew each time
+    walk: NotRequired[bool]  # a visit walks once through the host's K samples, in a new order
 
 
 class SingleLoop(Quadratics):
@@ -157,6 +160,35 @@ def epoch(
     return v
 
 
+def samples(rng: np.random.Generator, p: Problem, K: int, variance: float) -> np.ndarray:
+    """Return how the gradients of each client's K samples differ from their mean, ``[N, K, d]``.
+
+    Over a client's samples they sum to zero, and their mean squared norm is ``variance``.
+    """
+    e = rng.standard_normal((len(p.sizes), K, p.centres.shape[1]))
+    e -= e.mean(1, keepdims=True)
+    return e * np.sqrt(variance / (e**2).sum(2).mean(1))[:, None, None]
+
+
+def walked(
+    p: Problem, v: np.ndarray, A: np.ndarray, hosts: np.ndarray, lr: float, e: np.ndarray,
+    rng: np.random.Generator,
+) -> np.ndarray:  # fmt: skip
+    """Return models ``[copies, N, d]`` after an epoch whose visits walk through samples.
+
+    ``e`` is ``[N, K, d]``, see :func:`samples`; each visit takes its host's K samples in an order
+    of its own.
+    """
+    own = np.arange(len(p.sizes))
+    rate = lr * len(own) * A[own, hosts][..., None]
+    for a, host in zip(rate, hosts, strict=True):
+        every = np.broadcast_to(np.arange(e.shape[1]), (*v.shape[:2], e.shape[1]))
+        order = rng.permuted(every, axis=2)
+        for k in np.moveaxis(order, 2, 0):
+            v = v - a * (p.curvatures[host] * (v - p.centres[host]) + e[host, k])
+    return v
+
+
 def closing(p: Problem, v: np.ndarray, A: np.ndarray, L: float) -> np.ndarray:
     """Return models after the closing step of size 1/L on each model's own objective."""
     return v - A @ p.curvatures * (v - p.minimiser(A)) / L
@@ -221,8 +253,14 @@ def _models(s: Models, p: Problem, seed: int, R: int) -> dict[str, float]:
     A, copies = p.weights(p.optimum()), s["copies"] if s["noise"] else 1
     draw = gaussian(stream(seed, "models", R), (copies, N, d), s["noise"])
     v, lr, visits = np.zeros((copies, N, d)), theory.visit_rate(c, R), orders(seed, N, s["order"])
+    rng = stream(seed, "walks", R)
+    e = samples(rng, p, s["local_steps"], s["noise"]) if s.get("walk") else None
     for _ in range(R):
-        v = epoch(p, v, A, next(visits), lr, s["local_steps"], draw)
+        hosts = next(visits)
+        if e is None:
+            v = epoch(p, v, A, hosts, lr, s["local_steps"], draw)
+        else:
+            v = walked(p, v, A, hosts, lr, e, rng)
     excess = p.excess(A, closing(p, v, A, c.L)).mean()
     log = theory.log_factor(c, R)
     return {"excess": excess, "excess by Λ": excess / log, "excess by Λ²": excess / log**2}
