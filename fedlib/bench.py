@@ -622,10 +622,11 @@ def personalization_table(
     list of dict
         Rows with name, what is compared, the milliseconds of both, ratio (the first over the
         second) and device (CPU): a round of 10 local steps of batch 20, client by client and all
-        together, and for crowds, whose weights are given, over one of FedAvg; rounds of 20 local steps, as in Figure 3, over those of FedAvg, PERM's with an
-        update of its weights each epoch, which its rounds share, and each round; all weights of
-        many clients; and Figure 1 at full scale, 40 epochs without looking at the models, for a
-        seed alone and for one of ten together, estimated from two epochs.
+        together, and for crowds over one of FedAvg, the weights aside; rounds of 20 local steps,
+        as in Figure 3, over those of FedAvg, PERM's with an update of its weights each epoch, which
+        its rounds share, and each round; all weights of many clients; and Figure 1 at full scale,
+        40 epochs without looking at the models, for a seed alone and for one of ten together,
+        estimated from two epochs.
     """
     found = []
     for name in PERSONAL:
