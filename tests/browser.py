@@ -72,16 +72,19 @@ class Page:
         """Open an address at a width in CSS pixels, and wait until the formulas are set."""
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
-        self.call(
-            "Emulation.setDeviceMetricsOverride",
-            width=width,
-            height=height,
-            deviceScaleFactor=1,
-            mobile=False,
-        )
+        self._size(width, height)
         self.call("Page.navigate", url=url)
         self.browser.wait_for("Page.loadEventFired", self.session)
         self.evaluate(SETTLED)
+
+    def resize(self, width: int, height: int = 900) -> None:
+        """Make the window of an open page wider or narrower."""
+        self._size(width, height)
+        self.evaluate(SETTLED)
+
+    def _size(self, width: int, height: int) -> None:
+        size = dict(width=width, height=height, deviceScaleFactor=1, mobile=False)
+        self.call("Emulation.setDeviceMetricsOverride", **size)
 
     def shot(self, path: Path, full: bool = True) -> None:
         """Write a PNG of the page, the whole of it or what a reader sees first."""

@@ -25,9 +25,11 @@ CASES = [
 ]
 SHORT = dict(
     rounds=1, warmup_rounds=0, compression=1, evaluate_on=20, evaluate_every=1, looks=1, steps=1,
-    ticks=1, rounds_grid=[256], seeds=1, local_steps=1, grid=[1e-3],
+    ticks=1, rounds_grid=[256], seeds=1, local_steps=1, grid=[1e-3], minibatches=1, products=1,
 )  # fmt: skip
-FEW = dict(clients=2, clients_grid=[2], batch_size=4, samples=40)  # for copies of a whole ResNet
+FEW = dict(
+    clients=2, clients_grid=[2], batch_size=4, samples=40, evaluate_on=4
+)  # for copies of a whole ResNet
 COHORT = dict(clients=20, cohort=2)
 CLOCK = dict(time=1.0, batch_size=1, alpha=100.0, owners=40)  # one round, everybody with data
 
@@ -73,11 +75,13 @@ def test_one_round_of_every_experiment_of_every_profile(paper, name, profile, mo
         known = ("time", "batch_size", "alpha", "owners") if "split" in settings else ("time",)
         short |= {k: CLOCK[k] for k in known}
         short.pop("rounds_grid", None)
+        if "minibatches" in settings:  # every client's gradients, at each model
+            short["groups"] = [2] * len(settings["groups"])
     if paper == "personalization" and "judging" in settings:
         short |= dict(clients=5, samples=20, batch_size=2, warmup=0)
-        short["runs"] = [{**run, **{k: short[k] for k in ("samples", "warmup") if k in run}}
-                         for run in settings["runs"]]  # fmt: skip
-    rows = {"tiers": 40, "hierarchy": 4000}.get(paper, 400)
+        few = ("clients", "samples", "warmup")
+        short["runs"] = [run | {k: short[k] for k in few if k in run} for run in settings["runs"]]
+    rows = {"tiers": 40, "hierarchy": 400 if "minibatches" in settings else 4000}.get(paper, 400)
     monkeypatch.setattr(datasets, "load", lambda name, **options: stand_in(name, rows))
     asked = {**settings, **short}
     if "tuned" in asked:

@@ -21,6 +21,7 @@ from fedlib.evidence import claims, findings
 
 PAGES = build.toc_pages()
 SCHEMES = {"light": False, "dark": True}
+WIDTHS = (1280, 360)
 LOCAL = ("file:", "data:", "blob:")
 every_page = pytest.mark.parametrize("page", PAGES)
 
@@ -93,20 +94,21 @@ def html(built: tuple[Path, str]) -> Path:
 
 @pytest.fixture(scope="session")
 def visits(html: Path) -> Iterator[dict[tuple[str, str, int], Seen]]:
-    """Open every page in light and dark, wide and as narrow as a phone."""
+    """Open every page light and wide, and dark and narrow as a phone; then change its width."""
     if browser.find() is None:
         pytest.skip("no Chromium found: install one, or name it in CHROMIUM")
     seen = {}
     with browser.chromium() as chromium:
         for name in PAGES:
-            for scheme, dark in SCHEMES.items():
-                for width in (1280, 360):
-                    tab = chromium.open()
-                    tab.show((html / f"{name}.html").as_uri(), width, dark=dark)
+            for (scheme, dark), widths in zip(SCHEMES.items(), (WIDTHS, WIDTHS[::-1]), strict=True):
+                tab = chromium.open()
+                tab.show((html / f"{name}.html").as_uri(), widths[0], dark=dark)
+                for width in widths:
+                    tab.resize(width)
                     state = tab.evaluate(STATE)
                     away = [url for url in tab.requests if not url.startswith(LOCAL)]
                     seen[name, scheme, width] = Seen(state, tab.complaints, away)
-                    tab.close()
+                tab.close()
     yield seen
 
 
