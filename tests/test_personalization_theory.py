@@ -479,6 +479,10 @@ def test_the_printed_threshold_leaves_t_1_negative():
     outer, inner = 1 / (2 * h) + 2, (20 * h**2 * e, 36 * math.e**6 * h**4)
     assert h - 4 * h**2 - outer * (inner[0] - inner[1]) > 0  # as printed
     assert h - 4 * h**2 - outer * (inner[0] + inner[1]) * 2 < 0
+    for _ in range(100):  # the cube of Appendix C.2's R is 64 κ² Λ(R) e⁶/(9 μ)
+        R = (64 * theory.log_factor(c, R) * math.e**6 / 9) ** (1 / 3)
+    h = theory.visit_rate(c, R) * 50
+    assert R > 3 * math.e / 8 and h - 4 * h**2 < 0
 
 
 def test_noise_has_a_bias_in_the_proof_of_theorem_2():
