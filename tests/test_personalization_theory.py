@@ -479,6 +479,10 @@ def test_the_printed_threshold_leaves_t_1_negative():
     outer, inner = 1 / (2 * h) + 2, (20 * h**2 * e, 36 * math.e**6 * h**4)
     assert h - 4 * h**2 - outer * (inner[0] - inner[1]) > 0  # as printed
     assert h - 4 * h**2 - outer * (inner[0] + inner[1]) * 2 < 0
+    for _ in range(100):  # the cube of Appendix C.2's R is 64 κ² Λ(R) e⁶/(9 μ)
+        R = (64 * theory.log_factor(c, R) * math.e**6 / 9) ** (1 / 3)
+    h = theory.visit_rate(c, R) * 50
+    assert R > 3 * math.e / 8 and h - 4 * h**2 < 0
 
 
 def test_noise_has_a_bias_in_the_proof_of_theorem_2():
@@ -583,6 +587,52 @@ def test_theorem_2_puts_the_stages_together():
     assert theory.theorem_2(KNOWN, 0.25, 0.01).terms == pytest.approx(
         {"model": 0.375, "weights": 2.25}
     )
+
+
+def test_a_single_loop_has_no_floor():
+    """PERM-E23: exact weights, M = 1, noise in the global model alone, one order of the clients."""
+    H, c, rng = bowls(12)
+    n, lam, K, s, radius = np.array([10.0, 20, 20, 40, 60]), 4000.0, 4, 2.0, 3.0
+
+    def mixed(w):
+        g = np.einsum("nij,rnj->rni", H, w[:, None] - c)
+        z = torch.from_numpy(((g[:, :1] - g) ** 2).sum(-1))
+        return weights.water_fill(z, torch.from_numpy(n), lam).numpy(), z.numpy().mean(1)
+
+    def run(R, copies, s):
+        lr, gamma = (rate(Constants(5, K, 0.5, 2.0), R)
+                     for rate in (theory.visit_rate_single, theory.global_rate))  # fmt: skip
+        v, w, A = np.zeros((copies, 3)), np.zeros((copies, 3)), np.full((copies, 5), 0.2)
+        for _ in range(R):
+            for j in np.repeat(range(5), K):
+                v = v - lr * 5 * A[:, j, None] * ((v - c[j]) @ H[j])
+            w = w - gamma * (np.einsum("nij,rnj->ri", H, w[:, None] - c) / 5
+                             + s / math.sqrt(5) * rng.standard_normal(w.shape))  # fmt: skip
+            v, w = ([onto(x, radius) for x in both] for both in (v, w))
+            v, w = np.array(v), np.array(w)
+            A = mixed(w)[0]
+        return v, lr, gamma
+
+    star = best(H, c, np.full(5, 0.2))
+    (alpha,), (zeta_bar,) = mixed(star[None])
+    goal, seen, proved = best(H, c, alpha), [], []
+    known = Constants(5, K, 0.5, 2.0, np.linalg.norm(slopes(H, c, goal), axis=1).max(),
+                      3 * s**2, 2 * radius, zeta_bar, lam=lam, n_max=60.0)  # fmt: skip
+    assert max(np.linalg.norm(x) for x in (star, goal)) < radius
+    for R in (128, 512):
+        v, lr, gamma = run(R, 20, s)
+        assert gamma <= 0.5 and lr * 5 < 0.5
+        h, r = lr * 5 * K, np.arange(R)
+        q = math.exp(-0.5 * h)
+        w2 = (1 - gamma / 2) ** (2 * r) * (star @ star) + gamma * known.delta2 / (0.5 * 5)
+        A2 = [theory.theorem_1(known, 10**6, x).total for x in w2]
+        parts = (known.L * h**2 * known.G / 2) ** 2, 5 * (h * known.G) ** 2 * np.r_[2, A2[1:]]
+        memory = 2 / (1 - q) * q ** (R - 1 - r)
+        order, off = (float((memory * part).sum()) for part in parts)
+        assert ((v - goal) ** 2).sum(1).mean() <= q**R * (goal @ goal) + order + off
+        seen.append(((v - run(R, 1, 0.0)[0]) ** 2).sum(1).mean())
+        proved.append(off)
+    assert seen[1] < 0.5 * seen[0] and proved[1] < 0.4 * proved[0]
 
 
 def scaled(c, f=1.0, w=1.0):
