@@ -179,8 +179,6 @@ class Chapter:
             row = rows[name]
             print(f"{name}: {row['verdict'].upper()}. {row['told'].capitalize()}. {row['note']}")
         table = pd.DataFrame([check for name in ids for check in rows[name]["checks"]])
-        open_ = (table["outcome"] == claims.UNDECIDED) & (table["why"] != "")
-        table.loc[open_, "outcome"] += ": " + table["why"]
         table["quantity"] += table["essential"].map({True: "", False: " (control)"})
         columns = ["outcome", "quantity", "measured", "asked", "record"]
         return table[columns].style.hide(axis="index")
