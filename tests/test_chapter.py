@@ -138,6 +138,15 @@ def test_verdicts_and_claims(capsys):
     assert list(page.claims().data["verdict"]) == [row["verdict"] for row in judged.values()]
 
 
+def test_a_verdict_says_why_a_check_is_open(monkeypatch):
+    sure = claims.Check("one", "above 0", "0.2", "holds")
+    open_ = claims.Check("two", "above 0", "0", "undecided", why="about 12 seeds would decide")
+    row = dict(id="C1", verdict="undecided", told="", note="", checks=[vars(sure), vars(open_)])
+    monkeypatch.setattr(claims, "judge", lambda *_: [row])
+    shown = list(Chapter(PAPER).verdict("C1").data["outcome"])
+    assert shown == ["holds", "undecided (about 12 seeds would decide)"]
+
+
 def test_commands(capsys):
     Chapter(PAPER).commands()
     lines = capsys.readouterr().out.splitlines()

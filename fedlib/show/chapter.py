@@ -171,7 +171,10 @@ class Chapter:
             print(make(frame).to_string())
 
     def verdict(self, *ids: str) -> Any:
-        """Print the verdict on some claims and return their checks as a table."""
+        """Print the verdict on some claims and return their checks as a table.
+
+        Where nothing was decided, the outcome says why, and how many seeds would decide.
+        """
         rows = {row["id"]: row for row in claims.judge(self.paper, self.where)}
         for name in ids:
             if name not in rows:
@@ -180,6 +183,7 @@ class Chapter:
             print(f"{name}: {row['verdict'].upper()}. {row['told'].capitalize()}. {row['note']}")
         table = pd.DataFrame([check for name in ids for check in rows[name]["checks"]])
         table["quantity"] += table["essential"].map({True: "", False: " (control)"})
+        table["outcome"] += [f" ({why})" if why else "" for why in table["why"]]
         columns = ["outcome", "quantity", "measured", "asked", "record"]
         return table[columns].style.hide(axis="index")
 
