@@ -1,6 +1,6 @@
 """PERM: the schedule, the visits, the epoch's end, against a plain loop and closed forms."""
 
-from itertools import islice
+import itertools
 
 import numpy as np
 import pytest
@@ -12,6 +12,7 @@ from fedlib.engine.data import FederatedDataset
 from fedlib.engine.draws import upload
 from fedlib.engine.rng import stream
 from fedlib.engine.simulation import simulate
+from fedlib.engine.sweeps import sweep
 from fedlib.engine.tasks import Task
 from fedlib.errors import FedlibError
 from fedlib.papers.fedavg import FedAvg
@@ -264,7 +265,9 @@ def test_weights_from_gradients_by_their_definitions():
 def test_samples_are_cut_anew_for_each_epoch():
     task = task_of()
     perm = PERM(0.2, 2, 2)
-    drawn = [one.refresh for one in islice(perm.draws(perm.init(task, (0,)), task), 2 * N)]
+    drawn = [
+        one.refresh for one in itertools.islice(perm.draws(perm.init(task, (0,)), task), 2 * N)
+    ]
     first, second = (one.halves[0].rows for one in drawn if one is not None)
     assert drawn[N - 1] is not None and drawn[-1] is not None and (first != second).any(1).all()
 
@@ -301,6 +304,16 @@ def test_runs_side_by_side_are_the_runs_apart():
         one = run(PERM(rates[r], 2, 2, mixing=mixing, global_lr=0.3), task, seeds=(1 + r,), **start)
         assert_allclose(both.v[r], one.v[0], rtol=1e-12)
         assert_allclose(both.A[r], one.A[0], rtol=1e-10, atol=1e-14)
+
+
+def test_both_rates_may_be_swept():
+    task = task_of()
+    grid = dict(lr=[0.1, 0.3], global_lr=[0.2, 0.8])
+    found = sweep(PERM(0.1, 2, 2), task, 2 * N, grid, (3,), progress=False).state
+    for k, (lr, global_lr) in enumerate(itertools.product(*grid.values())):
+        one = run(PERM(lr, 2, 2, global_lr=global_lr), task, 2 * N, (3,))
+        assert_allclose(found.v[k], one.v[0], rtol=1e-12)
+        assert_allclose(found.x[k], one.x[0], rtol=1e-12)
 
 
 def test_simulate_goes_on_from_a_checkpoint(tmp_path):
@@ -386,7 +399,13 @@ def test_14_reflected_halves():
         (lambda: PERM(0.1, global_batch=0), "global_batch is a whole number"),
         (lambda: ShuffledSGD(0.1).init(task_of(), (0,), A=torch.ones(N, N)), "on the simplex"),
         (lambda: ShuffledSGD(0.1).init(task_of(), (0,), A=torch.ones(3, 3)), "Expected mixing"),
+        (
+            lambda: ShuffledSGD(0.1).init(task_of(), (0,), A=torch.eye(N).long()),
+            "A holds torch.int",
+        ),
         (lambda: halves(task_of((1, 5)).data, (0,)), "Client 0 has one sample"),
+        (lambda: final_step(task_of(), torch.ones(1, 2, 15), None, 1.0, ()), r"v is \[1, 2, 15\]"),
+        (lambda: final_step(task_of(), torch.ones(1, N, 15), torch.ones(N, N), 1.0, ()), "simplex"),
     ],
 )
 def test_what_makes_no_sense_is_refused_in_a_sentence(call, match):

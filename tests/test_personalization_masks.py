@@ -243,10 +243,26 @@ def test_random_masks_read_a_stream_of_their_own():
     assert sorted(expected) == found.nonzero()[0].tolist()
 
 
+ONES = torch.ones(1, 3, 3)
+
+
 @pytest.mark.parametrize(
     ("call", "match"),
     [
         (lambda: PartialFedAvg(0.1, share=(0.5, 0.0)), "Each share is above 0"),
+        (lambda: units(task_of().model, (0.5,), "roling", (0,), 0), "Did you mean 'rolling'"),
+        (lambda: units(task_of().model, (1.5,), "static", (0,), 0), "Each share is above 0"),
+        (lambda: units(task_of().model, (), "static", (0,), 0), "Each share is above 0"),
+        (
+            lambda: mask(task_of(6).model, [torch.ones(2, 5) > 0]),
+            r"layers of \[5\] units; the model has \[6\]",
+        ),
+        (lambda: mask(task_of(6).model, []), r"layers of \[\] units"),
+        (lambda: common_distances(ONES, torch.ones(1, 3, 5)), r"m is \[1, 3, 5\]"),
+        (lambda: partial_estimate(task_of(), ONES[0, :1], ONES > 0, ()), r"Expected masks \[1, 3,"),
+        (lambda: with_complexity(ONES, torch.ones(2), ONES, 1.0), r"n \[2\]"),
+        (lambda: with_complexity(ONES, torch.zeros(3), ONES, 1.0), "has a sample or more"),
+        (lambda: with_complexity(ONES, torch.ones(3), ONES, -1.0), "scale is at least 0"),
         (lambda: PartialFedAvg(0.1, share=(0.5,), kind="roling"), "Did you mean 'rolling'"),
         (lambda: PartialFedAvg(0.1, share=(0.5,)).init(task_of(4), (0,)), "1 shares for 3 clients"),
         (lambda: widths(models.small_cnn((2, 8, 9), 3)), "out of dense layers"),
