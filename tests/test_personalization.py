@@ -8,7 +8,7 @@ import torch
 from numpy.testing import assert_allclose
 
 from fedlib.engine import models
-from fedlib.engine.data import FederatedDataset
+from fedlib.engine.data import Batch, FederatedDataset
 from fedlib.engine.draws import upload
 from fedlib.engine.rng import stream
 from fedlib.engine.simulation import simulate
@@ -343,6 +343,22 @@ def test_the_two_halves_make_the_full_gradient():
     found = estimate(task, theta, upload([halves(task.data, (5,))], "cpu")[0])
     assert_allclose(found.full[0], task.client_gradients(theta), rtol=1e-12, atol=1e-15)
     assert found.n[0].tolist() == [3, 7, 4, 9, 6]
+
+
+@pytest.mark.parametrize("chunk", [1_000_000, 30, 1])
+def test_each_seed_has_a_split_and_a_model_of_its_own_in_pieces_of_any_size(chunk):
+    task = task_of((3, 7, 4, 9, 6))
+    order = np.random.default_rng(1).permutation(29)
+    splits = {5: task.data.parts, 6: np.split(order, [8, 11, 20, 24])}
+    both = Task(task.model, task.data.with_splits(splits))
+    both.chunk, theta = chunk, task.init([5, 6])
+    found = estimate(both, theta, upload([halves(both.data, (5, 6))], "cpu")[0])
+    for r, seed in enumerate((5, 6)):
+        for n, part in enumerate(splits[seed]):
+            batch = Batch(torch.as_tensor(part)[None])
+            full = task.grad(theta[r : r + 1], batch)[0]
+            assert_allclose(found.full[r, n], full, rtol=1e-12, atol=1e-15)
+    assert found.n.tolist() == [[len(part) for part in splits[seed]] for seed in (5, 6)]
 
 
 def test_halves_are_a_partition_that_differs_by_seed_client_and_number():
