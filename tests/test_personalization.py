@@ -107,9 +107,10 @@ def test_shuffling_is_the_loop_over_models(visits):
         assert_allclose(state.v[r], found, rtol=1e-12, atol=1e-14)
 
 
-def test_08_one_client_alone_is_plain_sgd():
+@pytest.mark.parametrize("visits", ["relative", "printed"])
+def test_08_one_client_alone_is_plain_sgd(visits):
     task = task_of((16,))
-    state = run(ShuffledSGD(0.2, 3, 4), task, 5)
+    state = run(ShuffledSGD(0.2, 3, 4, visits), task, 5)
     plain = FedAvg(Full(1), 0.2, 3, 4)
     expected = simulate(plain, task, 5, progress=False).state.x
     assert_allclose(state.v[:, 0], expected, rtol=1e-14)
@@ -131,9 +132,13 @@ def test_10_identical_clients_keep_identical_models():
     centre = np.random.default_rng(0).normal(size=(1, 3))
     task = points(np.repeat(centre, N, 0))
     A = torch.from_numpy(np.random.default_rng(1).dirichlet(np.ones(N))).expand(1, N, N)
-    v = run(ShuffledSGD(0.1, 2), task, 3 * N, A=A).v
-    assert_allclose(v, v[:, :1].expand_as(v), rtol=1e-13)
-    assert (v[0, 0] - task.init([0])[0]).abs().max() > 1e-3
+    algorithm = ShuffledSGD(0.1, 2)
+    state = algorithm.init(task, (0,), A=A)
+    for t in range(1, 3 * N + 1):
+        state, _ = algorithm.round(state, task)
+        apart = (state.v - state.v[:, :1]).abs().max()
+        assert apart < 1e-13 if t % N == 0 else apart > 1e-4, "equal at the end of every epoch"
+    assert (state.v[0, 0] - task.init([0])[0]).abs().max() > 1e-3
 
 
 def test_11_a_small_epoch_is_a_gradient_step():
@@ -205,7 +210,7 @@ def test_17_the_closing_step():
 
 def test_the_end_of_an_epoch_by_hand():
     task = task_of((6, 8, 10, 12, 4))
-    perm = PERM(0.2, 2, 2, mixing=Mixing(0.05, "one"), global_lr=0.5)
+    perm = PERM(0.2, 2, 2, mixing=Mixing(8.0, "one"), global_lr=0.5)
     state = run(perm, task, N, (3,))
     w = task.init([3])
     w = w - 0.5 * task.client_gradients(w).mean(0)
@@ -213,14 +218,16 @@ def test_the_end_of_an_epoch_by_hand():
     g = task.client_gradients(w)
     z = (g[:, None] - g[None]).square().sum(2)
     n = torch.tensor([6.0, 8, 10, 12, 4]).double()
-    assert_allclose(state.A[0], weights.water_fill(z, n, 0.05), atol=1e-12)
+    assert_allclose(state.A[0], weights.water_fill(z, n, 8.0), atol=1e-12)
+    assert N < (state.A[0] > 0).sum() < N**2, "neither alone nor all with all"
     assert (run(perm, task, N - 1, (3,)).A == 1 / N).all()
 
 
 def test_weights_of_an_epoch_rule_the_next():
     task = task_of()
-    perm = PERM(0.2, 2, None, mixing=Mixing(0.05, "one"))
+    perm = PERM(0.2, 2, None, mixing=Mixing(8.0, "one"))
     first = run(perm, task, N)
+    assert N < (first.A[0] > 0).sum() < N**2
     second, _ = perm.round(first, task)
     hosts = schedule((0,), N, N)[0]
     for i in range(N):
@@ -403,6 +410,7 @@ def test_14_reflected_halves():
     z = squared_distances(task.client_gradients(w)[None])[0]
     within, between = z[0, 1], z[:2, 2:]
     assert between.min() > 20 * within
+    assert_allclose(between, between.mean(), rtol=0.1)
 
 
 @pytest.mark.parametrize(

@@ -220,9 +220,12 @@ def test_16_whole_masks_and_equal_complexity_change_nothing():
     z = common_distances(partial_estimate(task, w, m, drawn).full, m)
     assert_allclose(z, plain.zeta(), rtol=1e-10, atol=1e-15)
     n = torch.full((N,), 8.0).double()
-    for lam in (0.01, 0.1, 1.0):
+    supports = set()
+    for lam in (0.1, 5.0, 10.0, 100.0):
         expected = water_fill(plain.zeta(), n, lam)
+        supports.add(int((expected > 0).sum()))
         assert_allclose(water_fill(with_complexity(z, n, m, 0.3), n, lam), expected, atol=1e-10)
+    assert {N, N**2} <= supports and len(supports) > 2, "alone, all with all, and between"
 
 
 def test_complexity_by_hand():

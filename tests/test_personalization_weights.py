@@ -45,7 +45,7 @@ def test_water_filling_against_a_general_solver():
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 40), st.floats(1e-6, 1e6))
-def test_04_kkt_and_the_simplex(seed, clients, lam):
+def test_01_and_04_kkt_and_the_simplex(seed, clients, lam):
     """Duality gap zero: no vertex of the simplex lies downhill of the weights."""
     z, n, _ = problem(np.random.default_rng(seed), clients)
     A = weights.water_fill(z, n, lam)
