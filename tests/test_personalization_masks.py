@@ -155,6 +155,33 @@ def test_partial_training_is_the_loop_over_smaller_networks(kind):
         assert (expected - task.init([seed])[0]).norm() > 0.05
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_hidden_layers_a_part_never_sees_its_other_inputs(kind):
+    """Softmax regression on the columns that a client keeps, and on nothing else."""
+    task, lr = task_of(), 0.3
+    state = simulate(PartialFedAvg(lr, K, B, SHARE, kind), task, 4, (5,), progress=False).state
+    w, used = task.init([5])[0], np.zeros((1, N), dtype=np.int64)
+    for t in range(4):
+        (kept,) = units(task.model, SHARE, kind, (5,), t)
+        W, total, biases = w[: OUT * IN].view(OUT, IN), torch.zeros(OUT, IN).double(), []
+        after = used.copy()
+        for n, own in enumerate(kept):
+            part, bias = W[:, own].clone(), w[OUT * IN :].clone()
+            batches, moved = task.data.next_batches([5], torch.tensor([[n]]), used, K, B)
+            after[0, n] = moved[0, n]
+            for batch in batches:
+                x, y = task.data.x[batch.rows[0]], task.data.y[batch.rows[0]]
+                error = torch.softmax(x[:, own] @ part.T + bias, 1)
+                error = (error - torch.nn.functional.one_hot(y, OUT)) / B
+                part, bias = part - lr * error.T @ x[:, own], bias - lr * error.sum(0)
+            total[:, own] += part
+            biases.append(bias)
+        many, used = torch.from_numpy(kept.sum(0)), after
+        W = torch.where(many > 0, total / many.clamp(min=1), W)
+        w = torch.cat([W.flatten(), torch.stack(biases).mean(0)])
+    assert_allclose(state.x[0], w, rtol=1e-12, atol=1e-14)
+
+
 def test_what_nobody_trains_stays():
     task = task_of(*WIDE)
     m = masks_of(task, (0.5,) * N)[0].any(0)
@@ -177,6 +204,7 @@ def test_personal_parts_are_those_of_the_next_round():
     m = masks_of(task, kind="random", seeds=(3, 4), t=6)[0].view(2, N, -1)
     assert torch.equal(algorithm.personal(state, task), state.x[:, None] * m)
     assert algorithm.spent(6)["models"] == pytest.approx(12 * np.mean(SHARE))
+    assert algorithm.spent(6)["gradients"] == pytest.approx(6 * K * (1 + 0.5 + 0.34) / 3)
 
 
 # ---- distances and weights
