@@ -1,6 +1,6 @@
 """PERM: the schedule, the visits, the epoch's end, against a plain loop and closed forms."""
 
-from itertools import islice
+import itertools
 
 import numpy as np
 import pytest
@@ -8,10 +8,11 @@ import torch
 from numpy.testing import assert_allclose
 
 from fedlib.engine import models
-from fedlib.engine.data import FederatedDataset
+from fedlib.engine.data import Batch, FederatedDataset
 from fedlib.engine.draws import upload
 from fedlib.engine.rng import stream
 from fedlib.engine.simulation import simulate
+from fedlib.engine.sweeps import sweep
 from fedlib.engine.tasks import Task
 from fedlib.errors import FedlibError
 from fedlib.papers.fedavg import FedAvg
@@ -106,9 +107,10 @@ def test_shuffling_is_the_loop_over_models(visits):
         assert_allclose(state.v[r], found, rtol=1e-12, atol=1e-14)
 
 
-def test_08_one_client_alone_is_plain_sgd():
+@pytest.mark.parametrize("visits", ["relative", "printed"])
+def test_08_one_client_alone_is_plain_sgd(visits):
     task = task_of((16,))
-    state = run(ShuffledSGD(0.2, 3, 4), task, 5)
+    state = run(ShuffledSGD(0.2, 3, 4, visits), task, 5)
     plain = FedAvg(Full(1), 0.2, 3, 4)
     expected = simulate(plain, task, 5, progress=False).state.x
     assert_allclose(state.v[:, 0], expected, rtol=1e-14)
@@ -130,9 +132,13 @@ def test_10_identical_clients_keep_identical_models():
     centre = np.random.default_rng(0).normal(size=(1, 3))
     task = points(np.repeat(centre, N, 0))
     A = torch.from_numpy(np.random.default_rng(1).dirichlet(np.ones(N))).expand(1, N, N)
-    v = run(ShuffledSGD(0.1, 2), task, 3 * N, A=A).v
-    assert_allclose(v, v[:, :1].expand_as(v), rtol=1e-13)
-    assert (v[0, 0] - task.init([0])[0]).abs().max() > 1e-3
+    algorithm = ShuffledSGD(0.1, 2)
+    state = algorithm.init(task, (0,), A=A)
+    for t in range(1, 3 * N + 1):
+        state, _ = algorithm.round(state, task)
+        apart = (state.v - state.v[:, :1]).abs().max()
+        assert apart < 1e-13 if t % N == 0 else apart > 1e-4, "equal at the end of every epoch"
+    assert (state.v[0, 0] - task.init([0])[0]).abs().max() > 1e-3
 
 
 def test_11_a_small_epoch_is_a_gradient_step():
@@ -204,7 +210,7 @@ def test_17_the_closing_step():
 
 def test_the_end_of_an_epoch_by_hand():
     task = task_of((6, 8, 10, 12, 4))
-    perm = PERM(0.2, 2, 2, mixing=Mixing(0.05, "one"), global_lr=0.5)
+    perm = PERM(0.2, 2, 2, mixing=Mixing(8.0, "one"), global_lr=0.5)
     state = run(perm, task, N, (3,))
     w = task.init([3])
     w = w - 0.5 * task.client_gradients(w).mean(0)
@@ -212,14 +218,16 @@ def test_the_end_of_an_epoch_by_hand():
     g = task.client_gradients(w)
     z = (g[:, None] - g[None]).square().sum(2)
     n = torch.tensor([6.0, 8, 10, 12, 4]).double()
-    assert_allclose(state.A[0], weights.water_fill(z, n, 0.05), atol=1e-12)
+    assert_allclose(state.A[0], weights.water_fill(z, n, 8.0), atol=1e-12)
+    assert N < (state.A[0] > 0).sum() < N**2, "neither alone nor all with all"
     assert (run(perm, task, N - 1, (3,)).A == 1 / N).all()
 
 
 def test_weights_of_an_epoch_rule_the_next():
     task = task_of()
-    perm = PERM(0.2, 2, None, mixing=Mixing(0.05, "one"))
+    perm = PERM(0.2, 2, None, mixing=Mixing(8.0, "one"))
     first = run(perm, task, N)
+    assert N < (first.A[0] > 0).sum() < N**2
     second, _ = perm.round(first, task)
     hosts = schedule((0,), N, N)[0]
     for i in range(N):
@@ -264,7 +272,9 @@ def test_weights_from_gradients_by_their_definitions():
 def test_samples_are_cut_anew_for_each_epoch():
     task = task_of()
     perm = PERM(0.2, 2, 2)
-    drawn = [one.refresh for one in islice(perm.draws(perm.init(task, (0,)), task), 2 * N)]
+    drawn = [
+        one.refresh for one in itertools.islice(perm.draws(perm.init(task, (0,)), task), 2 * N)
+    ]
     first, second = (one.halves[0].rows for one in drawn if one is not None)
     assert drawn[N - 1] is not None and drawn[-1] is not None and (first != second).any(1).all()
 
@@ -303,6 +313,16 @@ def test_runs_side_by_side_are_the_runs_apart():
         assert_allclose(both.A[r], one.A[0], rtol=1e-10, atol=1e-14)
 
 
+def test_both_rates_may_be_swept():
+    task = task_of()
+    grid = dict(lr=[0.1, 0.3], global_lr=[0.2, 0.8])
+    found = sweep(PERM(0.1, 2, 2), task, 2 * N, grid, (3,), progress=False).state
+    for k, (lr, global_lr) in enumerate(itertools.product(*grid.values())):
+        one = run(PERM(lr, 2, 2, global_lr=global_lr), task, 2 * N, (3,))
+        assert_allclose(found.v[k], one.v[0], rtol=1e-12)
+        assert_allclose(found.x[k], one.x[0], rtol=1e-12)
+
+
 def test_simulate_goes_on_from_a_checkpoint(tmp_path):
     task = task_of()
     perm = PERM(0.2, 2, 2)
@@ -330,6 +350,22 @@ def test_the_two_halves_make_the_full_gradient():
     found = estimate(task, theta, upload([halves(task.data, (5,))], "cpu")[0])
     assert_allclose(found.full[0], task.client_gradients(theta), rtol=1e-12, atol=1e-15)
     assert found.n[0].tolist() == [3, 7, 4, 9, 6]
+
+
+@pytest.mark.parametrize("chunk", [1_000_000, 30, 1])
+def test_each_seed_has_a_split_and_a_model_of_its_own_in_pieces_of_any_size(chunk):
+    task = task_of((3, 7, 4, 9, 6))
+    order = np.random.default_rng(1).permutation(29)
+    splits = {5: task.data.parts, 6: np.split(order, [8, 11, 20, 24])}
+    both = Task(task.model, task.data.with_splits(splits))
+    both.chunk, theta = chunk, task.init([5, 6])
+    found = estimate(both, theta, upload([halves(both.data, (5, 6))], "cpu")[0])
+    for r, seed in enumerate((5, 6)):
+        for n, part in enumerate(splits[seed]):
+            batch = Batch(torch.as_tensor(part)[None])
+            full = task.grad(theta[r : r + 1], batch)[0]
+            assert_allclose(found.full[r, n], full, rtol=1e-12, atol=1e-15)
+    assert found.n.tolist() == [[len(part) for part in splits[seed]] for seed in (5, 6)]
 
 
 def test_halves_are_a_partition_that_differs_by_seed_client_and_number():
@@ -374,6 +410,7 @@ def test_14_reflected_halves():
     z = squared_distances(task.client_gradients(w)[None])[0]
     within, between = z[0, 1], z[:2, 2:]
     assert between.min() > 20 * within
+    assert_allclose(between, between.mean(), rtol=0.1)
 
 
 @pytest.mark.parametrize(
@@ -386,7 +423,13 @@ def test_14_reflected_halves():
         (lambda: PERM(0.1, global_batch=0), "global_batch is a whole number"),
         (lambda: ShuffledSGD(0.1).init(task_of(), (0,), A=torch.ones(N, N)), "on the simplex"),
         (lambda: ShuffledSGD(0.1).init(task_of(), (0,), A=torch.ones(3, 3)), "Expected mixing"),
+        (
+            lambda: ShuffledSGD(0.1).init(task_of(), (0,), A=torch.eye(N).long()),
+            "A holds torch.int",
+        ),
         (lambda: halves(task_of((1, 5)).data, (0,)), "Client 0 has one sample"),
+        (lambda: final_step(task_of(), torch.ones(1, 2, 15), None, 1.0, ()), r"v is \[1, 2, 15\]"),
+        (lambda: final_step(task_of(), torch.ones(1, N, 15), torch.ones(N, N), 1.0, ()), "simplex"),
     ],
 )
 def test_what_makes_no_sense_is_refused_in_a_sentence(call, match):

@@ -155,6 +155,33 @@ def test_partial_training_is_the_loop_over_smaller_networks(kind):
         assert (expected - task.init([seed])[0]).norm() > 0.05
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_hidden_layers_a_part_never_sees_its_other_inputs(kind):
+    """Softmax regression on the columns that a client keeps, and on nothing else."""
+    task, lr = task_of(), 0.3
+    state = simulate(PartialFedAvg(lr, K, B, SHARE, kind), task, 4, (5,), progress=False).state
+    w, used = task.init([5])[0], np.zeros((1, N), dtype=np.int64)
+    for t in range(4):
+        (kept,) = units(task.model, SHARE, kind, (5,), t)
+        W, total, biases = w[: OUT * IN].view(OUT, IN), torch.zeros(OUT, IN).double(), []
+        after = used.copy()
+        for n, own in enumerate(kept):
+            part, bias = W[:, own].clone(), w[OUT * IN :].clone()
+            batches, moved = task.data.next_batches([5], torch.tensor([[n]]), used, K, B)
+            after[0, n] = moved[0, n]
+            for batch in batches:
+                x, y = task.data.x[batch.rows[0]], task.data.y[batch.rows[0]]
+                error = torch.softmax(x[:, own] @ part.T + bias, 1)
+                error = (error - torch.nn.functional.one_hot(y, OUT)) / B
+                part, bias = part - lr * error.T @ x[:, own], bias - lr * error.sum(0)
+            total[:, own] += part
+            biases.append(bias)
+        many, used = torch.from_numpy(kept.sum(0)), after
+        W = torch.where(many > 0, total / many.clamp(min=1), W)
+        w = torch.cat([W.flatten(), torch.stack(biases).mean(0)])
+    assert_allclose(state.x[0], w, rtol=1e-12, atol=1e-14)
+
+
 def test_what_nobody_trains_stays():
     task = task_of(*WIDE)
     m = masks_of(task, (0.5,) * N)[0].any(0)
@@ -177,6 +204,7 @@ def test_personal_parts_are_those_of_the_next_round():
     m = masks_of(task, kind="random", seeds=(3, 4), t=6)[0].view(2, N, -1)
     assert torch.equal(algorithm.personal(state, task), state.x[:, None] * m)
     assert algorithm.spent(6)["models"] == pytest.approx(12 * np.mean(SHARE))
+    assert algorithm.spent(6)["gradients"] == pytest.approx(6 * K * (1 + 0.5 + 0.34) / 3)
 
 
 # ---- distances and weights
@@ -220,9 +248,12 @@ def test_16_whole_masks_and_equal_complexity_change_nothing():
     z = common_distances(partial_estimate(task, w, m, drawn).full, m)
     assert_allclose(z, plain.zeta(), rtol=1e-10, atol=1e-15)
     n = torch.full((N,), 8.0).double()
-    for lam in (0.01, 0.1, 1.0):
+    supports = set()
+    for lam in (0.1, 5.0, 10.0, 100.0):
         expected = water_fill(plain.zeta(), n, lam)
+        supports.add(int((expected > 0).sum()))
         assert_allclose(water_fill(with_complexity(z, n, m, 0.3), n, lam), expected, atol=1e-10)
+    assert {N, N**2} <= supports and len(supports) > 2, "alone, all with all, and between"
 
 
 def test_complexity_by_hand():
@@ -243,10 +274,26 @@ def test_random_masks_read_a_stream_of_their_own():
     assert sorted(expected) == found.nonzero()[0].tolist()
 
 
+ONES = torch.ones(1, 3, 3)
+
+
 @pytest.mark.parametrize(
     ("call", "match"),
     [
         (lambda: PartialFedAvg(0.1, share=(0.5, 0.0)), "Each share is above 0"),
+        (lambda: units(task_of().model, (0.5,), "roling", (0,), 0), "Did you mean 'rolling'"),
+        (lambda: units(task_of().model, (1.5,), "static", (0,), 0), "Each share is above 0"),
+        (lambda: units(task_of().model, (), "static", (0,), 0), "Each share is above 0"),
+        (
+            lambda: mask(task_of(6).model, [torch.ones(2, 5) > 0]),
+            r"layers of \[5\] units; the model has \[6\]",
+        ),
+        (lambda: mask(task_of(6).model, []), r"layers of \[\] units"),
+        (lambda: common_distances(ONES, torch.ones(1, 3, 5)), r"m is \[1, 3, 5\]"),
+        (lambda: partial_estimate(task_of(), ONES[0, :1], ONES > 0, ()), r"Expected masks \[1, 3,"),
+        (lambda: with_complexity(ONES, torch.ones(2), ONES, 1.0), r"n \[2\]"),
+        (lambda: with_complexity(ONES, torch.zeros(3), ONES, 1.0), "has a sample or more"),
+        (lambda: with_complexity(ONES, torch.ones(3), ONES, -1.0), "scale is at least 0"),
         (lambda: PartialFedAvg(0.1, share=(0.5,), kind="roling"), "Did you mean 'rolling'"),
         (lambda: PartialFedAvg(0.1, share=(0.5,)).init(task_of(4), (0,)), "1 shares for 3 clients"),
         (lambda: widths(models.small_cnn((2, 8, 9), 3)), "out of dense layers"),

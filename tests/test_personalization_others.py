@@ -540,6 +540,8 @@ def test_spent_by_perm_counts_what_is_computed(monkeypatch):
         (lambda: Ditto((0.1, 0.2)).round(Ditto(0.1).init(task_of(), (0,)), task_of()), "2 values"),
         (lambda: APFL(0.1).init(task_of(), (0,), x=torch.ones(2, 3)), "Expected a tensor with a"),
         (lambda: Ditto(0.1).spent(-1), "rounds is a whole number"),
+        (lambda: spent(PERM(0.1), 3, []), "sizes are each client's samples"),
+        (lambda: spent(PERM(0.1), 3, [4, 0]), "all positive; got"),
     ],
 )
 def test_what_makes_no_sense_is_refused_in_a_sentence(call, match):

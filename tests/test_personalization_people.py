@@ -57,9 +57,23 @@ def test_clients_of_one_class_are_of_one_kind():
 
 
 def test_clients_of_two_classes_hold_two_and_know_no_kind():
-    found = people(DIGITS | dict(split="classes", classes=2), [1])
-    assert all(len(np.unique(found.y[part])) == 2 for part in found.train[1])
+    found = people(DIGITS | dict(split="classes", classes=2, samples=60), [1])
+    for parts in (found.train[1], found.own[1]):  # twelve rows judge, six of a class on average
+        assert all(len(np.unique(found.y[part])) == 2 for part in parts)
     assert (found.groups[1] == -1).all()
+
+
+def test_rows_and_classes_are_drawn_anew_for_each_seed():
+    """The same rows of a class in every seed, or classes in order, would be no draw."""
+    one, other = (people(DIGITS | dict(split="classes", classes=1), [seed]) for seed in (1, 2))
+    assert (one.groups[1] != other.groups[2]).any() and (one.groups[1] != np.arange(10)).any()
+    for c in range(10):
+        rows = [
+            set(np.r_[d.train[seed][n], d.own[seed][n]])
+            for d, seed in ((one, 1), (other, 2))
+            for n in np.flatnonzero(d.groups[seed] == c)
+        ]
+        assert len(rows) == 2 and rows[0] != rows[1]
 
 
 def test_writers_keep_their_rows():
@@ -74,6 +88,13 @@ def test_writers_keep_their_rows():
         assert len(own) == (owners.test == name).sum()
         every = np.flatnonzero(owners.train == name)
         assert len(every) == len(train) or set(train) != set(every[:30]), "drawn, not the first"
+
+
+def test_writers_are_of_the_family_of_their_style():
+    found, owners = people(WRITERS, [2]), datasets.owners(datasets.load("writers-digits"))
+    whose = [np.unique(owners.train[rows]) for rows in found.train[2]]
+    assert found.groups[2].tolist() == [int(owners.traits["family"][n]) for (n,) in whose]
+    assert len(set(found.groups[2])) > 1
 
 
 def test_the_synthetic_task_by_its_law():
@@ -152,9 +173,28 @@ def test_each_client_is_judged_by_its_own_model_on_its_own_rows():
         (dict(split="thirds"), "split"),
         (dict(split="random", samples=2), "too few samples"),
         (dict(split="random", judging=0.99), "too few samples"),
+        (dict(split="classes", clients=1000), "too few samples: client .* has 0, 0 of them"),
+        (dict(split="random", clients=1000), "1000 clients with 30 samples each take 30000 rows"),
+        (dict(split="random", judging=1.0), "judging is the share"),
+        (dict(split="classes", classes=11), "11 of 10 classes a client"),
+        (dict(split="classes", classes=4), "4 of 10 classes a client"),
+        (dict(split="random", pool=9), "pool = 9 pixels"),
+        (dict(split="halves"), "needs features"),
+        (dict(split="halves", features=3, clients=1), "two clients or more"),
+        (dict(split="halves", features=1), "Take 2 or more"),
+        (dict(split="halves", features=2, balanced=True), "Take 3 or more, as balanced"),
         (dict(split="owners", dataset="writers-digits", clients=10_000), "rows of"),
     ],
 )
 def test_what_cannot_be_dealt_is_refused_in_a_sentence(change, match):
     with pytest.raises(FedlibError, match=match):
         people(DIGITS | dict(classes=1) | change, [0])
+
+
+@pytest.mark.parametrize(
+    ("parts", "match"),
+    [({0: [np.arange(3), np.arange(0)]}, "Client 1 has no rows"), ({3: []}, r"seeds \[0\]")],
+)
+def test_whom_nothing_judges_is_refused_in_a_sentence(parts, match):
+    with pytest.raises(FedlibError, match=match):
+        Judges(parts, (0,))

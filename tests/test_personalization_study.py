@@ -5,11 +5,25 @@ import pytest
 import torch
 from numpy.testing import assert_allclose
 
+from fedlib.engine.draws import upload
 from fedlib.engine.simulation import simulate
 from fedlib.errors import FedlibError
 from fedlib.papers.job import Job
-from fedlib.papers.personalization import PERM, Mixing, study
-from fedlib.papers.personalization.others import LocalizedFedAvg
+from fedlib.papers.personalization import (
+    APFL,
+    PERM,
+    Ditto,
+    LocalizedFedAvg,
+    LocalOnly,
+    Mixing,
+    Oracle,
+    PerFedAvg,
+    PFedMe,
+    ShuffledSGD,
+    study,
+    theorems,
+)
+from fedlib.papers.personalization.discrepancy import estimate, halves
 from fedlib.papers.personalization.people import Judges, people
 
 S = dict(
@@ -19,9 +33,13 @@ S = dict(
 )  # fmt: skip
 
 
-def served(*runs, **changes):
+def outcome(*runs, **changes):
     named = [dict(run=run.get("run", run["method"]), lr=0.3) | run for run in runs]
-    return study.serving(Job({**S, **changes, "runs": named}, (1, 2), progress=False)).frame
+    return study.serving(Job({**S, **changes, "runs": named}, (1, 2), progress=False))
+
+
+def served(*runs, **changes):
+    return outcome(*runs, **changes).frame
 
 
 def curve(frame, run, split="test", metric="loss", seed=1):
@@ -43,6 +61,38 @@ def test_every_method_learns_and_tells_the_same_things():
     assert len(first) == 1
     last = [curve(frame, name).iloc[-1] for name in study.METHODS]
     assert len(set(last)) == len(last)
+
+
+def test_what_an_experiment_says_is_what_a_method_gets():
+    """No setting has the value that it has by default."""
+    said = S | dict(
+        lam=7.0, inner_lr=0.2, pull=3.0, mixing=0.25, tune_steps=3, visits="printed", unbiased=True
+    )
+    lr, population = (0.3, 0.4), people(S, (1, 2))
+    mixing, groups = Mixing(7.0, unbiased=True), population.groups
+    expected = {
+        "perm": PERM(lr, 2, 4, "printed", mixing=mixing, global_lr=lr),
+        "two-stage": ShuffledSGD(lr, 2, 4, "printed"),
+        "fedavg": LocalizedFedAvg(lr, 2, 4, tune_steps=0),
+        "localized": LocalizedFedAvg(lr, 2, 4, tune_steps=3),
+        "per-fedavg": PerFedAvg(lr, 2, 4, inner_lr=0.2),
+        "pfedme": PFedMe(lr, 2, 4, inner_lr=0.2, lam=3.0),
+        "ditto": Ditto(lr, 2, 4, lam=3.0),
+        "apfl": APFL(lr, 2, 4, mixing=0.25),
+        "local": LocalOnly(lr, 2, 4),
+        "oracle": Oracle(lr, 2, 4, groups=groups),
+    }
+    assert {name: build(said, lr, population) for name, build in study.METHODS.items()} == expected
+
+
+def test_the_task_has_the_ridge_that_an_experiment_says():
+    population = people(S, (1, 2))
+    with_l2, without = (study.build_task(S | dict(l2=l2), population) for l2 in (0.5, 0.0))
+    theta = torch.ones(1, 12)
+    apart = with_l2.of(1).client_gradients(theta) - without.of(1).client_gradients(theta)
+    assert_allclose(apart, 0.5 * theta.expand(6, -1), rtol=1e-6)
+    bare = {k: v for k, v in S.items() if k != "l2"}
+    assert study.build_task(bare, population).l2 == 0
 
 
 def test_a_run_is_the_algorithm_judged_on_rows_of_each_clients_own():
@@ -100,6 +150,59 @@ def test_two_stages_keep_the_weights_of_the_warm_up():
     assert entropy.iloc[0] < 1
 
 
+def test_two_stages_by_hand():
+    """FedAvg first; weights from the gradients where it ends; then models travel from there."""
+    frame = served(dict(method="two-stage", warmup=8))
+    population = people(S, (1, 2))
+    task, lr, quiet = study.build_task(S, population), (0.3, 0.3), dict(progress=False)
+    quiet["evaluate"] = lambda state, task: {}
+    x = simulate(LocalizedFedAvg(lr, 2, 4, 0), task, 8, (1, 2), **quiet).state.x
+    found = estimate(task, x, upload([halves(task.data, (1, 2))], "cpu")[0])
+    A = Mixing(30.0).weights(found, None)
+    moving = ShuffledSGD(lr, 2, 4)
+    start = moving.init(task, (1, 2), x, A)
+    v = simulate(moving, task, 6, (1, 2), state=start, **quiet).state.v
+    judged = Judges(population.own, (1, 2))(task, v)["loss"].mean(1)
+    for r, seed in enumerate((1, 2)):
+        own = float(A[r].diagonal().mean())
+        assert_allclose(curve(frame, "two-stage", "weights", "own", seed), own, rtol=1e-6)
+        assert curve(frame, "two-stage", seed=seed).loc[14] == pytest.approx(float(judged[r]))
+
+
+def test_looks_meet_all_phases_of_an_epoch():
+    rounds = curve(served(dict(method="perm"), rounds=60, looks=20), "perm").index
+    assert {t % 6 for t in rounds if 21 < t < 60} == set(range(6))
+
+
+def test_runs_with_other_clients_have_other_clients():
+    angles = [dict(run=f"{angle}", method="local", angle=angle) for angle in (20.0, 180.0)]
+    both = served(*angles)
+    for run in angles:
+        alone = served(run)
+        for split in ("train", "test"):
+            pair = (curve(frame, run["run"], split) for frame in (both, alone))
+            assert_allclose(*pair, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("run", "changes", "phase"),
+    [
+        (dict(method="two-stage", visits="printed", lam=1e-3, warmup=5, lr=0.45), {}, "own"),
+        (dict(method="local", warmup=40, lr=0.9), dict(local_steps=3), "warm-up"),
+    ],
+)
+def test_the_round_of_divergence_counts_the_warm_up(run, changes, phase):
+    """A ridge of 4 makes steps of 0.9 diverge, and of 0.45 only where a visit counts six times."""
+    found = outcome(run, **{"l2": 4.0, "rounds": 200, **changes})
+    (lost,) = found.diverged.values()
+    assert set(lost) == {1, 2}
+    for seed, t in lost.items():
+        loss = curve(found.frame, run["method"], seed=seed)
+        wild = loss.index[~np.isfinite(loss)]
+        assert t == wild[0] and np.isfinite(loss.loc[: t - 1]).all()
+        assert (t <= run["warmup"]) == (phase == "warm-up")
+
+
 def test_the_final_weights_and_kinds_are_in_the_record():
     frame = served(dict(method="perm"))
     held = frame[frame["split"] == "final weights"]
@@ -151,8 +254,66 @@ def test_fedavg_is_fedavg():
 
 
 @pytest.mark.parametrize(
-    ("change", "match"), [(dict(method="fedsgd"), "method"), (dict(model=["forest", 3]), "model")]
+    ("change", "match"),
+    [
+        (dict(method="fedsgd"), "Unknown method 'fedsgd'"),
+        (dict(model=["forest", 3]), "Unknown model 'forest'"),
+        (dict(model=[]), "Unknown model ''"),
+        (dict(model=["softmax"]), "Expected .'softmax', features, classes"),
+        (dict(model=["softmax", "5", 2]), "Expected .'softmax', features, classes"),
+        (dict(model=["softmax", 9, 2]), "clients have 5 features"),
+        (dict(split="thirds"), "Unknown split 'thirds'"),
+        (dict(split="random"), "split 'random' needs dataset"),
+        (dict(split="classes", dataset="digits"), "split 'classes' needs classes"),
+        (dict(split="random", dataset="digit"), "Did you mean 'digits'"),
+        (dict(judging=1.5), "judging is the share .* got 1.5"),
+        (dict(clients=1), "Two halves have two clients or more; got clients = 1"),
+        (dict(samples=1), "too few samples: of 1, judging = 0.25 leaves 1 to learn from and 0"),
+        (dict(features=1, model=["softmax", 1, 2]), "1 features leave no second direction"),
+        (dict(method="perm", visits="often"), "kind of visits"),
+        (dict(method="apfl", mixing=1.5), "Run 'last': mixing is a share, at most 1; got 1.5"),
+        (dict(warmup=14), "14 rounds of warm-up leave none of 14"),
+        (dict(batch_size=50), "a minibatch of 50, and clients learn from 15 samples"),
+    ],
 )
-def test_what_is_unknown_is_named(change, match):
+def test_what_cannot_be_served_is_refused_before_anything_is_computed(change, match, monkeypatch):
+    def computed(*_, **__):
+        raise AssertionError("a run was carried out")
+
+    monkeypatch.setattr(study, "simulate", computed)
+    own = {k: v for k, v in dict(run="last", method="perm", lr=0.3).items() if k not in change}
+    first = [] if change.keys() & {"features"} else [dict(method="local")]
     with pytest.raises(FedlibError, match=match):
-        served(dict(method="perm") | change)
+        served(*first, own | change)
+
+
+@pytest.mark.parametrize("name", study.ASKS)
+def test_a_method_says_what_it_lacks(name):
+    for key in study.ASKS[name]:
+        bare = {k: v for k, v in S.items() if k != key}
+        job = Job(bare | dict(runs=[dict(run="a", method=name, lr=0.3)]), (1,), progress=False)
+        with pytest.raises(FedlibError, match=f"Run 'a': the method '{name}' needs {key}. Set it"):
+            study.serving(job)
+
+
+RATES = dict(
+    clients=4, local_steps=1, kappa=3.0, dim=2, lam=2.0, copies=1, rounds_grid=[4], noise=0.0,
+    order="fixed", stages=1, global_noise=0.0, global_batch=1,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (dict(clients=1), "two clients or more can differ; got 1"),
+        (dict(kappa=0.5), "kappa = L/mu is 1 or more; got 0.5"),
+        (dict(rounds_grid=[]), "rounds_grid is empty"),
+        (dict(order="often"), "Unknown order 'often'"),
+        (dict(stages=3), "Run 'b': stages are 1 or 2; got 3"),
+    ],
+)
+def test_rates_that_cannot_be_measured_are_refused_in_a_sentence(change, match):
+    job = Job(RATES | dict(runs=[dict(run="a"), dict(run="b") | change]), (1,), progress=False)
+    for carry_out in (theorems.rates_of_weights, theorems.rates_of_models, theorems.single_loop):
+        with pytest.raises(FedlibError, match=match):
+            carry_out(job)

@@ -15,6 +15,7 @@ from numpy.testing import assert_allclose
 
 from fedlib.engine import models
 from fedlib.engine.data import FederatedDataset
+from fedlib.engine.rng import stream
 from fedlib.engine.simulation import simulate
 from fedlib.engine.tasks import Task
 from fedlib.errors import FedlibError
@@ -56,8 +57,17 @@ def onto(v, radius):
 def test_constants_by_hand():
     assert KNOWN.kappa == 4 and KNOWN.kappa_phi == 2 * 3 / 0.5 and KNOWN.kappa_g == 8 / 40
     assert KNOWN.contraction == 3 / 8
-    with pytest.raises(FedlibError, match="mu <= L"):
-        Constants(2, 1, 2.0, 1.0)
+    for wrong, match in (
+        (dict(mu=3.0), "mu <= L"),
+        (dict(N=0), "N and K are at least 1; got 0 and 3"),
+        (dict(lam=0.0), "lam > 0"),
+        (dict(n_min=9), "n_min <= n_max; got 20, 9 and 8"),
+    ):
+        with pytest.raises(FedlibError, match=match):
+            replace(KNOWN, **wrong)
+    for p in (0.0, 1.0, 3, float("nan")):
+        with pytest.raises(FedlibError, match="p is the chance of failing"):
+            theory.lemma_9(1.0, 1, 2, p)
 
 
 def test_prescribed_rates_by_hand():
@@ -572,6 +582,23 @@ def test_the_parts_of_the_bound_on_personal_models():
     assert found["start"] == pytest.approx(math.exp(-4 * log), rel=1e-2)
 
 
+def test_the_bounds_by_contraction_by_hand_where_a_round_contracts_much():
+    """Far from small steps, where a factor of √ρ or q would not be seen."""
+    c, rho = Constants(2, 4, 0.5, 2.0, 3.0, 0.25), 0.95**4
+    found, root = theory.local_error(c, 3, 0.1, 2.0), 0.95**2
+    assert found["start"] == pytest.approx(2 * 0.95**12)
+    assert found["average"] == pytest.approx(4 * 0.01 * 0.25 / 2 / root / (1 - rho))
+    bend = 2 / 3 * 0.01 * 2 * math.sqrt(0.25 * 64)
+    assert found["noise"] == pytest.approx(bend**2 / root / (1 - root) / (1 - rho))
+    away = 0.5 * 0.01 * 2 * 4 * 3 * 3
+    assert found["drift"] == pytest.approx(away**2 / (1 - root) / (1 - rho))
+    q = (0.92 * 0.94 * 0.96 * 0.98) ** 3  # η N μ = 0.2
+    found = theory.theorem_2_model(KNOWN, ALPHA, 5, 0.1, 2.0)
+    assert found["start"] == pytest.approx(2 * q**5)
+    assert found["noise"] == pytest.approx(0.16 * 3 * 0.7 * 0.3 / (q * (1 - q)))
+    assert found["order"] == pytest.approx((0.5 * 1.44 * 2 * 3 * 0.9 / (1 - q)) ** 2)
+
+
 def test_what_a_fixed_order_costs_is_nearly_its_bound():
     """Two opposite pulls in one order for ever end at a distance of their own from the optimum."""
     H, c, alpha = np.ones((2, 1, 1)), np.array([[3.0], [-3.0]]), np.full(2, 0.5)
@@ -773,6 +800,120 @@ def test_the_studies_do_what_the_library_does():
     last = last + np.einsum("rij,jd->rid", A, p.curvatures * p.centres) / 3
     own = p.excess(p.weights(p.optimum()), last).mean()
     assert found["excess"] == pytest.approx(float(own), rel=1e-9)
+
+
+class Loops:
+    """The studies with noise and K = 1, one copy, model, client and step after the other."""
+
+    def __init__(self, s, seed, R):
+        self.p, self.c, self.seed, self.R = (
+            theorems.problem(seed, s),
+            theorems.constants(s),
+            seed,
+            R,
+        )
+        self.s, self.H, self.centres = s, self.p.curvatures, self.p.centres
+        (self.N, self.d), self.copies = self.H.shape, s["copies"]
+        self.best = self.p.weights(best(self.bowls(), self.centres, np.full(self.N, 1 / self.N)))
+
+    def bowls(self):
+        return np.stack([np.diag(row) for row in self.H])
+
+    def noise(self, rng, variance):
+        shape = (self.copies, self.N, self.d)
+        return (variance / self.d) ** 0.5 * rng.standard_normal(shape)
+
+    def local_sgd(self, w, rounds, lr, rng, variance):
+        for _ in range(rounds):
+            xi, ends = self.noise(rng, variance), np.zeros((self.copies, self.N, self.d))
+            for k, i in itertools.product(range(self.copies), range(self.N)):
+                ends[k, i] = w[k] - lr * (self.H[i] * (w[k] - self.centres[i]) - xi[k, i])
+            w = ends.mean(1)
+        return w
+
+    def travel(self, v, A, r, lr, rng):
+        sigma, v = stream(self.seed, "shuffling", r).permutation(self.N), v.copy()
+        for j in range(self.N):
+            xi = self.noise(rng, self.s["noise"])
+            for k, i in itertools.product(range(self.copies), range(self.N)):
+                h = sigma[(i + j) % self.N]
+                slope = self.H[h] * (v[k, i] - self.centres[h]) - xi[k, i]
+                v[k, i] = v[k, i] - lr * self.N * A[k][i, h] * slope
+        return v
+
+    def excess(self, v, A, goals):
+        """After a closing step by the rows of A, how far from the best models for the goals."""
+        found, H = [], self.bowls()
+        for k, i in itertools.product(range(self.copies), range(self.N)):
+            closed = after_closing(H, self.centres, A[k][i], v[k, i], self.c.L, math.inf)
+            goal = best(H, self.centres, goals[i])
+            found.append(excess(H, self.centres, goals[i], closed, goal))
+        return np.mean(found)
+
+    def off(self, A):
+        return np.mean(
+            [((row - self.best[i]) ** 2).sum() for own in A for i, row in enumerate(own)]
+        )
+
+    def weights(self):
+        w = np.zeros((self.copies, self.d))
+        rate, rng = theory.local_rate(self.c, self.R), stream(self.seed, "weights", self.R)
+        w = self.local_sgd(w, self.R, rate, rng, self.s["noise"])
+        star = best(self.bowls(), self.centres, np.full(self.N, 1 / self.N))
+        off = self.off([self.p.weights(own) for own in w])
+        return {
+            "model error": np.mean([((own - star) ** 2).sum() for own in w]),
+            "weights error": off, "weights error by log": off / math.log(self.R),
+        }  # fmt: skip
+
+    def models(self):
+        v, A = np.zeros((self.copies, self.N, self.d)), [self.best] * self.copies
+        rng = stream(self.seed, "models", self.R)
+        for r in range(self.R):
+            v = self.travel(v, A, r, theory.visit_rate(self.c, self.R), rng)
+        found, log = self.excess(v, A, self.best), theory.log_factor(self.c, self.R)
+        return {"excess": found, "excess by Λ": found / log, "excess by Λ²": found / log**2}
+
+    def loop(self, stages):
+        w, v = np.zeros((self.copies, self.d)), np.zeros((self.copies, self.N, self.d))
+        first, rng = (stream(self.seed, name, self.R) for name in ("global", "visits"))
+        variance = self.s["global_noise"] / self.s["global_batch"]
+        A, rate = [np.full((self.N, self.N), 1 / self.N)] * self.copies, theory.visit_rate
+        if stages == 2:
+            w = self.local_sgd(w, self.R, theory.local_rate(self.c, self.R), first, variance)
+            A = [self.p.weights(own) for own in w]
+        else:
+            rate = theory.visit_rate_single
+        for r in range(self.R):
+            v = self.travel(v, A, r, rate(self.c, self.R), rng)
+            if stages == 1:
+                w = self.local_sgd(w, 1, theory.global_rate(self.c, self.R), first, variance)
+                A = [self.p.weights(own) for own in w]
+        found = self.excess(v, A, self.best)
+        return {"excess": found, "log excess": math.log(found), "weights error": self.off(A)}
+
+
+def test_the_studies_with_noise_are_loops_over_copies_models_and_clients():
+    s = GIVEN | dict(
+        local_steps=1, copies=3, noise=0.8, global_noise=1.5, global_batch=2, order="random"
+    )
+    loops = Loops(s, 5, 6)
+    told = (s, loops.p, 5, 6)
+    assert theorems._weights(*told) == pytest.approx(loops.weights(), rel=1e-9)
+    assert theorems._models(*told) == pytest.approx(loops.models(), rel=1e-9)
+    assert theorems._single(*told) == pytest.approx(loops.loop(1), rel=1e-9)
+    assert theorems._two(*told) == pytest.approx(loops.loop(2), rel=1e-9)
+
+
+def test_hosts_drawn_with_replacement_meet_some_twice_and_all_alike():
+    found = np.stack(list(itertools.islice(theorems.orders(3, 5, "replacement"), 400)))
+    assert found.shape == (400, 5, 5)
+    for i in range(5):
+        assert_allclose(np.bincount(found[:, :, i].ravel()), 400, rtol=0.2)
+    twice = [len(set(epoch[:, 0])) < 5 for epoch in found]
+    assert np.mean(twice) == pytest.approx(1 - 120 / 5**5, abs=0.03)
+    once = itertools.islice(theorems.orders(3, 5, "random"), 20)
+    assert all(sorted(epoch[:, i]) == list(range(5)) for epoch in once for i in range(5))
 
 
 def test_k_noisy_steps_at_once_are_k_noisy_steps():

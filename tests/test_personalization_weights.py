@@ -45,7 +45,7 @@ def test_water_filling_against_a_general_solver():
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 40), st.floats(1e-6, 1e6))
-def test_04_kkt_and_the_simplex(seed, clients, lam):
+def test_01_and_04_kkt_and_the_simplex(seed, clients, lam):
     """Duality gap zero: no vertex of the simplex lies downhill of the weights."""
     z, n, _ = problem(np.random.default_rng(seed), clients)
     A = weights.water_fill(z, n, lam)
@@ -159,6 +159,15 @@ def test_each_problem_may_have_its_own_lambda():
     together = weights.water_fill(z, n, lams)
     for i, lam in enumerate(lams.tolist()):
         assert_allclose(together[i], weights.water_fill(z[i], n, lam), rtol=1e-12)
+    many = z.repeat(30, 1)  # more rows than a core takes at a time
+    lams = torch.from_numpy(rng.uniform(0.5, 60, len(many)))
+    together = weights.water_fill(many, n, lams)
+    for k in range(len(many)):
+        assert_allclose(together[k], weights.water_fill(many[k], n, float(lams[k])), rtol=1e-12)
+    start = torch.full_like(z, 1 / 7)
+    stepped = weights.descend(start, z, n, lams[:7], 2)
+    for k in range(7):
+        assert_allclose(stepped[k], weights.descend(start[k], z[k], n, float(lams[k]), 2))
     both = torch.stack([z, 2 * z])
     assert_allclose(weights.water_fill(both, n, 5.0)[1], weights.water_fill(2 * z, n, 5.0))
 
@@ -203,6 +212,16 @@ Z = torch.zeros(2, 2).double()
         (lambda: weights.water_fill(Z, torch.ones(3), 1.0), r"n is \[3\]"),
         (lambda: weights.water_fill(Z / 0, torch.ones(2), 1.0), "has diverged"),
         (lambda: weights.water_fill([[0.0]], torch.ones(1), 1.0), "z holds real"),
+        (lambda: weights.water_fill(Z / 0, torch.ones(2), float("nan")), "has diverged"),
+        (
+            lambda: weights.water_fill(Z, torch.ones(2), torch.ones(3)),
+            r"λ is \[3\]. Expected a num",
+        ),
+        (lambda: weights.water_fill(Z[0], torch.ones(2), torch.ones(1)), r"λ is \[1\]. Expected"),
+        (lambda: weights.objective(torch.ones(3), Z, torch.ones(2), 1.0), r"alpha is \[3\]"),
+        (lambda: weights.self_only(Z[0], torch.ones(2)), "of all with all"),
+        (lambda: weights.self_only(Z, torch.ones(3)), r"n is \[3\]"),
+        (lambda: weights.full_support(Z, torch.zeros(2)), "without samples"),
         (lambda: weights.descend(Z, Z, torch.ones(2), 1.0, 1), "on the simplex"),
         (lambda: weights.descend(Z + 0.5, Z, torch.ones(2), 1.0, -1), "steps is a whole"),
         (lambda: weights.check_simplex(torch.tensor([[1.5, -0.5]])), "on the simplex"),

@@ -339,6 +339,9 @@ def final_step(
     ``v_i − (1/L) Σ_j α_i(j) ∇f_j(v_i)``, with full gradients: ``N²`` of them, taken model by model.
     """
     check_positive("L", L)
+    if v.dim() != 3 or v.shape[1] != task.N:
+        raise FedlibError(f"v is {[*v.shape]}. Expected the models of all clients, [R, N, P].")
+    A = checked(A, (len(v), task.N, task.N))
     out = []
     for i in range(v.shape[1]):
         full = estimate(task, v[:, i], drawn).full  # [R, N, P]
@@ -349,6 +352,8 @@ def final_step(
 
 def checked(A: Any, shape: tuple[int, ...]) -> Tensor:
     """Return weights ``[R, N, N]``, having refused what are none."""
+    if isinstance(A, Tensor) and not A.is_floating_point():
+        raise FedlibError(f"A holds {A.dtype}. Mixing weights are real numbers: A.double().")
     if not isinstance(A, Tensor) or not A.is_floating_point() or A.shape not in (shape, shape[1:]):
         came = [*A.shape] if isinstance(A, Tensor) else type(A).__name__
         raise FedlibError(f"A is {came}. Expected mixing weights {[*shape]} or {[*shape[1:]]}.")

@@ -58,6 +58,9 @@ def units(
         ``"static"``: the first units. ``"random"``: others in every round. ``"rolling"``: a window
         that moves on by one unit a round, around the end.
     """
+    if kind not in KINDS:
+        raise unknown("kind of mask", kind, KINDS)
+    check_share(share)
     out = []
     for layer, width in enumerate(widths(model)):
         many = [max(1, round(part * width)) for part in share]
@@ -72,8 +75,19 @@ def units(
     return out
 
 
+def check_share(share: Sequence[float]) -> None:
+    """Refuse shares of a layer's units that are none."""
+    if not len(share) or not all(0 < part <= 1 for part in share):
+        raise FedlibError(f"Each share is above 0 and at most 1, one a client; got {share}.")
+
+
 def mask(model: Model, kept: Sequence[Tensor]) -> Tensor:
     """Return which parameters belong to the units that are kept, ``[C, P]``."""
+    if [one.shape[-1] for one in kept] != widths(model):
+        raise FedlibError(
+            f"kept is for layers of {[one.shape[-1] for one in kept]} units; the model has "
+            f"{widths(model)}. Take what units(model, ...) returns."
+        )
     found = torch.ones(len(kept[0]), model.size, dtype=torch.bool, device=kept[0].device)
     views = model.views(found)
     inner = len(model.dense) > 1
@@ -132,8 +146,7 @@ class PartialFedAvg(Everyone):
         check_settings(self)
         if self.kind not in KINDS:
             raise unknown("kind of mask", self.kind, KINDS)
-        if not all(0 < part <= 1 for part in self.share):
-            raise FedlibError(f"Each share is above 0 and at most 1; got {self.share}.")
+        check_share(self.share or (1.0,))
 
     def init(self, task: Task, seeds: Sequence[int], x: Tensor | None = None) -> State:
         """Return the state before the first round, from fresh models or from given ``x[R, P]``."""
@@ -181,6 +194,8 @@ def partial_estimate(task: Task, w: Tensor, m: Tensor, drawn: tuple[Half, Half])
     m
         ``[R, N, P]``.
     """
+    if m.shape != (len(w), task.N, task.size):
+        raise FedlibError(f"m is {[*m.shape]}. Expected masks {[len(w), task.N, task.size]}.")
     found = estimate(task, (w.unsqueeze(1) * m).flatten(0, 1), drawn)
     a, b = (g.view_as(m) * m for g in (found.a, found.b))
     return Estimate(a, b, tuple(size.view(len(w), -1) for size in found.sizes))
@@ -192,6 +207,8 @@ def common_distances(g: Tensor, m: Tensor) -> Tensor:
     With other supports as well, clients with equal data and different masks would look different.
     The mean of each coordinate over those who have it is taken off first, and cancels.
     """
+    if m.shape != g.shape:
+        raise FedlibError(f"g is {[*g.shape]}, m is {[*m.shape]}. Expected both [R, N, P].")
     m = m.to(g)
     mean = (m * g).sum(1, keepdim=True) / m.sum(1, keepdim=True).clamp(min=1)
     g = m * (g - mean)
@@ -215,5 +232,14 @@ def with_complexity(z: Tensor, n: Tensor, m: Tensor, scale: float) -> Tensor:
     m
         ``[R, N, P]``.
     """
+    if not 0 <= scale < float("inf"):
+        raise FedlibError(f"scale is at least 0 and finite; got {scale!r}.")
+    if m.dim() != 3 or z.shape[-1] != m.shape[1] or n.shape[-1:] != m.shape[1:2]:
+        raise FedlibError(
+            f"z is {[*z.shape]}, n {[*n.shape]}, m {[*m.shape]}. Expected [R, N, N], [N] or "
+            "[R, N], and [R, N, P]."
+        )
+    if not bool((n > 0).all()):
+        raise FedlibError(f"Every client has a sample or more; got n = {n.tolist()}.")
     vc = scale * m.sum(2).to(z)
     return z + (vc / n.to(z)).sqrt().unsqueeze(1)

@@ -600,6 +600,8 @@ def spent(algorithm: ShuffledSGD, rounds: int, sizes: Sequence[int]) -> dict[str
         Samples of each client, ``[N]``.
     """
     sizes = np.asarray(sizes, dtype=float)
+    if sizes.ndim != 1 or not len(sizes) or not (sizes > 0).all():
+        raise FedlibError(f"sizes are each client's samples, [N], all positive; got {sizes}.")
     found = paid(rounds, 2, algorithm.local_steps)
     if not isinstance(algorithm, PERM):
         return found

@@ -24,6 +24,7 @@ from fedlib.papers.job import Settings
 from fedlib.schema import NonNegativeFloat, PositiveFloat, PositiveInt
 
 SPLITS = ("halves", "random", "classes", "owners")
+ASKS = {"halves": ["features"], "classes": ["dataset", "classes"]}  # of a split; else a data set
 
 
 class People(Settings):
@@ -69,18 +70,52 @@ class Population:
 
 def people(s: People, seeds: Sequence[int]) -> Population:
     """Deal rows out to clients, anew for each seed."""
-    if s["split"] not in SPLITS:
-        raise unknown("split", s["split"], SPLITS)
+    check_people(s)
     if s["split"] == "halves":
         return _two_halves(s, seeds)
     held = datasets.load(s["dataset"], progress=False)
     x = torch.from_numpy(np.concatenate([held.train_x, held.test_x]))
+    if s.get("pool", 1) > 1 and (x.dim() < 4 or s["pool"] > min(x.shape[2:])):
+        raise FedlibError(
+            f"pool = {s['pool']} pixels a side, and samples of '{s['dataset']}' are "
+            f"{[*x.shape[1:]]}. Take at most the side of an image."
+        )
     x = torch.nn.functional.avg_pool2d(x, s["pool"]) if s.get("pool", 1) > 1 else x
     y = np.concatenate([held.train_y, held.test_y])
     dealt = {seed: _deal(held, s, seed) for seed in seeds}
     used = {**held.hashes, "as used": datasets.fingerprint(x, y)}
     train, own, groups = ({n: d[k] for n, d in dealt.items()} for k in range(3))
     return Population(x, y, train, own, groups, used)
+
+
+def check_people(s: People) -> None:
+    """Refuse what no rows can be dealt by: an unknown split, what it lacks, a share that is none.
+
+    Raises
+    ------
+    FedlibError
+        With what came, and what is expected.
+    """
+    if s["split"] not in SPLITS:
+        raise unknown("split", s["split"], SPLITS)
+    if missing := [key for key in ASKS.get(s["split"], ["dataset"]) if key not in s]:
+        raise FedlibError(f"The split '{s['split']}' needs {' and '.join(missing)}. Set it.")
+    if not 0 < s["judging"] < 1:
+        raise FedlibError(
+            f"judging is the share of each client's samples that judges its model, above 0 and "
+            f"below 1; got {s['judging']}."
+        )
+    learned = round(s["samples"] * (1 - s["judging"]))
+    if s["split"] != "owners" and not 2 <= learned < s["samples"]:
+        raise FedlibError(
+            f"A client has too few samples: of {s['samples']}, judging = {s['judging']} leaves "
+            f"{learned} to learn from and {s['samples'] - learned} to be judged by; two and one "
+            "are the least. Use more samples, or another share."
+        )
+    if s["split"] == "halves" and s["clients"] < 2:
+        raise FedlibError(f"Two halves have two clients or more; got clients = {s['clients']}.")
+    if s["split"] != "halves":
+        datasets.card(s["dataset"])
 
 
 def _deal(
@@ -96,12 +131,22 @@ def _deal(
         train = [rng.permutation(owners.train_parts[n])[:count] for n in who]
         own = [owners.test_parts[n] + len(held.train_y) for n in who]
         return train, own, owners.traits.get("family", np.full(len(owners.names), -1))[who]
+    if s["split"] == "random" and N * count > len(held.train_y):
+        raise FedlibError(
+            f"{N} clients with {count} samples each take {N * count} rows; '{s['dataset']}' has "
+            f"{len(held.train_y)}. Take fewer clients, or fewer samples."
+        )
     if s["split"] == "random":
         rows = rng.permutation(len(held.train_y))[: N * count].reshape(N, -1)
         return *_held_out(rows, s["judging"]), np.zeros(N, dtype=int)
     classes, each = len(np.unique(held.train_y)), s["classes"]
     order = np.concatenate([rng.permutation(classes) for _ in range(-(-N * each // classes))])
     mine = order[: N * each].reshape(N, each)  # every class as often as can be
+    if any(len(set(some)) < each for some in mine):
+        raise FedlibError(
+            f"With {each} of {classes} classes a client, some client would have one class twice. "
+            "Take a number of classes that divides all of them."
+        )
     pools = {c: list(rng.permutation(np.flatnonzero(held.train_y == c))) for c in range(classes)}
     rows = []
     for some in mine:
@@ -121,8 +166,9 @@ def _held_out(
     if short := [n for n, (part, cut) in enumerate(zip(rows, cuts, strict=True))
                  if not 2 <= cut < len(part)]:  # fmt: skip
         raise FedlibError(
-            f"Clients {short[:5]} have too few samples for two to learn from and one to be judged "
-            "by. Use more samples, fewer clients, or another share."
+            f"Clients {short[:5]} have too few samples: client {short[0]} has "
+            f"{len(rows[short[0]])}, {cuts[short[0]]} of them to learn from; two to learn from and "
+            "one to be judged by are the least. Use more samples, fewer clients, or another share."
         )
     pieces = [np.split(part, [cut]) for part, cut in zip(rows, cuts, strict=True)]
     return [a for a, _ in pieces], [b for _, b in pieces]
@@ -169,6 +215,11 @@ def two_halves(
     numpy.ndarray, numpy.ndarray
         Features ``[clients * samples, features]``, client after client, and labels 0 and 1.
     """
+    if features < 2 + balanced:
+        raise FedlibError(
+            f"{features} features leave no second direction to turn to. Take {2 + balanced} or more"
+            f"{', as balanced takes one away' * balanced}."
+        )
     rng = stream(seed, "two halves")
     w = rng.normal(0.1, 1, features)
     w = w - w.mean() if balanced else w
@@ -196,8 +247,15 @@ class Judges:
     """
 
     def __init__(self, parts: Mapping[int, Sequence[np.ndarray]], seeds: Sequence[int]) -> None:
+        if missing := [seed for seed in seeds if seed not in parts]:
+            raise FedlibError(f"There are no rows for seeds {missing}; there are for {[*parts]}.")
         each = [part for seed in seeds for part in parts[seed]]
         sizes = np.array([len(part) for part in each])
+        if not sizes.all():
+            raise FedlibError(
+                f"Client {int(np.argmin(sizes)) % len(parts[seeds[0]])} has no rows to be judged "
+                "by. Give each at least one."
+            )
         held = np.arange(sizes.max()) < sizes[:, None]
         rows = np.zeros(held.shape, dtype=np.int64)
         rows[held] = np.concatenate(each)

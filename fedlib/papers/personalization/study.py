@@ -16,12 +16,18 @@ from fedlib.engine.data import FederatedDataset
 from fedlib.engine.draws import upload
 from fedlib.engine.simulation import History, simulate
 from fedlib.engine.tasks import Task
-from fedlib.errors import unknown
+from fedlib.errors import FedlibError, unknown
 from fedlib.papers.job import Job, Outcome, alike, apart, checkpoint_file, joined, off_cycle
 from fedlib.papers.personalization import others, weights
-from fedlib.papers.personalization.algorithm import PERM, Mixing, ShuffledSGD, State
+from fedlib.papers.personalization.algorithm import PERM, VISITS, Mixing, ShuffledSGD, State
 from fedlib.papers.personalization.discrepancy import estimate, halves
-from fedlib.papers.personalization.people import Judges, People, Population, people
+from fedlib.papers.personalization.people import (
+    Judges,
+    People,
+    Population,
+    check_people,
+    people,
+)
 from fedlib.schema import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 MODELS = {
@@ -85,6 +91,15 @@ METHODS: dict[str, Build] = {
     "local": lambda s, lr, _: others.LocalOnly(*_basic(s, lr)),
     "oracle": lambda s, lr, p: others.Oracle(*_basic(s, lr), p.groups),
 }
+ASKS = {
+    "perm": ["lam"],
+    "two-stage": ["lam"],
+    "localized": ["tune_steps"],
+    "per-fedavg": ["inner_lr"],
+    "pfedme": ["inner_lr", "pull"],
+    "ditto": ["pull"],
+    "apfl": ["mixing"],
+}  # of a run's settings
 ALONE = ("run", "lr", "tuned_as")  # in what rows of one batch may differ
 MANY = 0.01  # a weight from which on a client counts as listened to
 MAPPED = 200  # clients up to which a record keeps all weights
@@ -102,6 +117,7 @@ def serving(job: Job[Serving]) -> Outcome:
     clients. ``models`` and ``gradients`` are
     what a client has spent by then.
     """
+    check_runs(job.settings)
     s, frames, diverged, made = job.settings, {}, {}, {}
     together: dict[str, list[Serving]] = {}
     for run in s["runs"]:
@@ -120,6 +136,58 @@ def serving(job: Job[Serving]) -> Outcome:
             frames[names[0]] = pd.concat([frames[names[0]], first.assign(run=names[0])])
     hashes = {k: v for population in made.values() for k, v in population.hashes.items()}
     return joined(frames, diverged, s["runs"], hashes)
+
+
+def check_runs(s: Serving) -> None:
+    """Refuse an experiment with a run that cannot be carried out, before the first one is.
+
+    Raises
+    ------
+    FedlibError
+        With the run, what came, and what is expected.
+    """
+    for run in s["runs"]:
+        own, told = {**s, **run}, f"Run '{run['run']}':"
+        check_people(own)
+        if own["method"] not in METHODS:
+            raise unknown("method", own["method"], METHODS)
+        if missing := [key for key in ASKS.get(own["method"], []) if key not in own]:
+            needs = " and ".join(missing)
+            raise FedlibError(f"{told} the method '{own['method']}' needs {needs}. Set it.")
+        check_model(own)
+        if own.get("visits", VISITS[0]) not in VISITS:
+            raise unknown("kind of visits", own["visits"], VISITS)
+        if own.get("mixing", 0) > 1:
+            raise FedlibError(f"{told} mixing is a share, at most 1; got {own['mixing']}.")
+        if own.get("warmup", 0) >= own["rounds"]:
+            raise FedlibError(
+                f"{told} {own['warmup']} rounds of warm-up leave none of {own['rounds']} for "
+                f"'{own['method']}'. Take fewer, or more rounds."
+            )
+        held = own["samples"] * (1 if own["split"] == "owners" else 1 - own["judging"])
+        if own["batch_size"] > round(held):
+            raise FedlibError(
+                f"{told} a minibatch of {own['batch_size']}, and clients learn from {round(held)} "
+                "samples. Take a smaller batch_size, or more samples."
+            )
+
+
+def check_model(s: Serving) -> None:
+    """Refuse a model that is unknown, or has not the sizes that its name asks for."""
+    name, *sizes = s["model"] or [""]
+    if name not in MODELS:
+        raise unknown("model", name, MODELS)
+    asked = {"softmax": 2, "small_cnn": 3}.get(name, max(2, len(sizes)))
+    if len(sizes) != asked or not all(isinstance(size, int) for size in sizes):
+        raise FedlibError(
+            f"model is {s['model']}. Expected ['softmax', features, classes], ['mlp', features, "
+            "hidden units ..., classes] or ['small_cnn', channels, side, classes]."
+        )
+    if s["split"] == "halves" and (name == "small_cnn" or sizes[0] != s["features"]):
+        raise FedlibError(
+            f"model is {s['model']}, and clients have {s['features']} features. Give the model as "
+            "many: --set features=... and --set 'model=[...]' go together."
+        )
 
 
 def bill(frame: pd.DataFrame) -> pd.DataFrame:

@@ -23,11 +23,14 @@ import torch
 from tqdm.auto import tqdm
 
 from fedlib.engine.rng import stream
+from fedlib.errors import FedlibError, unknown
 from fedlib.papers.job import Job, Outcome, Settings
 from fedlib.papers.personalization import theory, weights
 from fedlib.papers.personalization.algorithm import schedule
 from fedlib.papers.personalization.theory import Constants
 from fedlib.schema import NonNegativeFloat, PositiveFloat, PositiveInt
+
+ORDERS = ("random", "fixed", "replacement")
 
 
 class Quadratics(Settings):
@@ -214,8 +217,31 @@ def gaussian(rng: np.random.Generator, shape: tuple[int, ...], variance: float):
     return lambda: scale * rng.standard_normal(shape)
 
 
+def check_runs(s: Quadratics) -> None:
+    """Refuse an experiment with a run that cannot be carried out, before the first one is.
+
+    Raises
+    ------
+    FedlibError
+        With the run, what came, and what is expected.
+    """
+    for run in s["runs"]:
+        own, told = {**s, **run}, f"Run '{run['run']}':"
+        if own["clients"] < 2:
+            raise FedlibError(f"{told} two clients or more can differ; got {own['clients']}.")
+        if own["kappa"] < 1:
+            raise FedlibError(f"{told} kappa = L/mu is 1 or more; got {own['kappa']}.")
+        if not own["rounds_grid"]:
+            raise FedlibError(f"{told} rounds_grid is empty. Give at least one number of rounds.")
+        if own.get("order", ORDERS[0]) not in ORDERS:
+            raise unknown("order", own["order"], ORDERS)
+        if own.get("stages", 1) not in (1, 2):
+            raise FedlibError(f"{told} stages are 1 or 2; got {own['stages']}.")
+
+
 def _study(job: Job, measure: Callable) -> Outcome:
     """Measure every run at every length for every seed; a measure returns values by metric."""
+    check_runs(job.settings)
     rows, s = [], job.settings
     for run in tqdm(s["runs"], disable=not job.progress):
         own = {**s, **run}

@@ -65,6 +65,12 @@ class Constants:
     def __post_init__(self) -> None:
         if not 0 < self.mu <= self.L:
             raise FedlibError(f"0 < mu <= L; got mu = {self.mu:.4g} and L = {self.L:.4g}.")
+        if not (self.N >= 1 and self.K >= 1):
+            raise FedlibError(f"N and K are at least 1; got {self.N} and {self.K}.")
+        if not (self.lam > 0 and 0 < self.n_min <= self.n_max):
+            raise FedlibError(
+                f"lam > 0 and 0 < n_min <= n_max; got {self.lam}, {self.n_min} and {self.n_max}."
+            )
 
     @property
     def kappa(self) -> float:
@@ -327,6 +333,7 @@ def lemma_9(G: float, i: int, n: int, p: float) -> float:
 
     With probability at least ``1 − p``, from the mean of all n, none longer than G.
     """
+    _check_chance(p)
     return G * math.sqrt(8 * (1 - (i - 1) / n) * math.log(2 / p) / i)
 
 
@@ -335,11 +342,13 @@ def lemma_10(c: Constants, n: int, p: float, slope: float, weight: float = 1.0) 
 
     ``slope`` is ``‖∇Φ‖`` and ``weight`` the largest weight, 1 in the paper.
     """
+    _check_chance(p)
     return c.G * weight * math.sqrt(8 * n * math.log(2 / p)) + n / c.N * slope
 
 
 def lemma_10_printed(c: Constants, n: int, p: float, slope: float) -> float:
     """Return the bound of Lemma 10 as printed, with ``log(1/p)``."""
+    _check_chance(p)
     return c.G * math.sqrt(8 * n * math.log(1 / p)) + n / c.N * slope
 
 
@@ -348,6 +357,7 @@ def lemma_11_printed(c: Constants, R: float, h: float, p: float, slope: float) -
 
     Its proof takes ``η ≤ 1/(4NKRL)``, so ``c = e/(4R − e)``.
     """
+    _check_chance(p)
     each = (h * math.e / (4 * R - math.e)) ** 2
     return Bound(
         {
@@ -362,6 +372,7 @@ def lemma_12(c: Constants, h: float, p: float, slope: float, power: int = 2) -> 
 
     ``18 e⁶ h⁴ L² (‖∇Φ‖² + 8G²N log(1/p))``; the paper prints ``L⁴``, which is ``power=4``.
     """
+    _check_chance(p)
     each = 18 * math.e**6 * h**4 * c.L**power
     return Bound({"slope": each * slope**2, "order": each * 8 * c.G**2 * c.N * math.log(1 / p)})
 
@@ -432,6 +443,7 @@ def theorem_2_printed(c: Constants, R: float, steps: float, p: float) -> Bound:
     the weights, with ``κ_g = n_max/(2λ)`` as it is defined there; ``D²/(RK)``, which stands in the
     proof only, is ``weights start``.
     """
+    _check_chance(p)
     share, known = c.kappa_phi**2 * c.L, local_error_printed(c, R)
     slack = share * c.kappa_g**2 * c.zeta_bar * c.L**2
     order = (c.L**4 + c.N) / (c.mu**4 * R**2) * c.L * c.G**2 * c.N * math.log(1 / p)
@@ -480,6 +492,7 @@ def theorem_3_printed(c: Constants, R: float, M: float, steps: float, p: float) 
     Terms ``start``, ``order``, ``noise`` of the model; ``moves``, ``steps``, ``minibatch`` of the
     weights.
     """
+    _check_chance(p)
     share = c.kappa_phi**2 * c.L
     slack = share * (c.kappa * c.kappa_g) ** 2 * c.zeta_bar
     rest = c.kappa**4 * c.L + c.N * c.L / c.mu**2
@@ -515,6 +528,11 @@ def theorem_3_corrected(c: Constants, R: float, M: float, steps: float) -> Bound
 
 
 # --------------------------------------------------------------------------------------------------
+
+
+def _check_chance(p: float) -> None:
+    if not 0 < p < 1:
+        raise FedlibError(f"p is the chance of failing, above 0 and below 1; got {p}.")
 
 
 def _small(value: float, most: float, name: str) -> None:

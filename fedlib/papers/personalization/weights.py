@@ -84,6 +84,8 @@ def _fill(z: np.ndarray, n: np.ndarray, width: np.ndarray, out: np.ndarray) -> N
 def objective(alpha: Tensor, z: Tensor, n: Tensor, lam: float | Tensor) -> Tensor:
     """Return ``g(α)`` of equation (2), ``[...]`` from ``[..., N]``."""
     n, lam = _checked(z, n, lam)
+    if alpha.shape[-1:] != n.shape:
+        raise FedlibError(f"alpha is {[*alpha.shape]}. Expected one weight a client, [{len(n)}].")
     return (alpha * z).sum(-1) + lam * (alpha.square() / n).sum(-1)
 
 
@@ -125,6 +127,8 @@ def self_only(z: Tensor, n: Tensor) -> Tensor:
 
     ``½ n_i min_{j≠i} z_ij``: from it on the nearest other client gets a weight.
     """
+    _check_square(z)
+    _checked(z, n, 1.0)
     others = z + torch.diag_embed(z.new_full(z.shape[:-1], torch.inf))
     return 0.5 * n.to(z) * others.amin(-1)
 
@@ -134,12 +138,20 @@ def full_support(z: Tensor, n: Tensor) -> Tensor:
 
     ``½ Σ_j n_j (z_max − z_j)``. There ``α(j) = n_j/n − n_j (z_j − mean z)/(2λ)``.
     """
+    _checked(z, n, 1.0)
     return 0.5 * ((z.amax(-1, keepdim=True) - z) * n.to(z)).sum(-1)
 
 
 def entropy(A: Tensor) -> Tensor:
     """Return the entropy of each row, in nats; ``log N`` where all weights are alike."""
     return -torch.special.xlogy(A, A).sum(-1)
+
+
+def _check_square(z: Tensor) -> None:
+    """Refuse what is no discrepancy of all with all."""
+    if not isinstance(z, Tensor) or z.dim() < 2 or z.shape[-1] != z.shape[-2]:
+        came = [*z.shape] if isinstance(z, Tensor) else type(z).__name__
+        raise FedlibError(f"z is {came}. Expected discrepancies of all with all, [..., N, N].")
 
 
 def _checked(z: Tensor, n: Tensor, lam: float | Tensor) -> tuple[Tensor, Tensor]:
@@ -149,15 +161,19 @@ def _checked(z: Tensor, n: Tensor, lam: float | Tensor) -> tuple[Tensor, Tensor]
     n, lam = (torch.as_tensor(value, dtype=z.dtype, device=z.device) for value in (n, lam))
     if n.shape != z.shape[-1:]:
         raise FedlibError(f"n is {[*n.shape]}. Expected one size a client, [{z.shape[-1]}].")
+    if not bool(z.isfinite().all()):
+        raise FedlibError("z is not finite: a gradient has diverged. Take a smaller rate.")
     if not bool((n > 0).all()) or not bool(n.isfinite().all()):
         raise FedlibError(f"A client without samples has no weight to get: n = {n.tolist()}.")
+    if lam.dim() >= z.dim() or any(
+        a not in (1, b) for a, b in zip(lam.shape[::-1], z.shape[-2::-1], strict=False)
+    ):
+        raise FedlibError(f"λ is {[*lam.shape]}. Expected a number, or one for each of z[..., 0].")
     if not bool((lam > 0).all()) or not bool(lam.isfinite().all()):
         raise FedlibError(
             f"λ must be positive and finite; got {lam.tolist()}. Without it the problem has no "
             "single answer: a client would take the nearest others, however few samples they have."
         )
-    if not bool(z.isfinite().all()):
-        raise FedlibError("z is not finite: a gradient has diverged. Take a smaller rate.")
     return n, lam
 
 
