@@ -905,6 +905,12 @@ def test_the_studies_with_noise_are_loops_over_copies_models_and_clients():
     assert theorems._two(*told) == pytest.approx(loops.loop(2), rel=1e-9)
 
 
+def test_the_error_of_the_weights_is_told_by_the_logarithm_of_all_local_steps():
+    found = theorems._weights(GIVEN, theorems.problem(5, GIVEN), 5, 8)
+    by_log = found["weights error by log"]
+    assert found["weights error"] == pytest.approx(by_log * math.log(8 * 3))
+
+
 def test_hosts_drawn_with_replacement_meet_some_twice_and_all_alike():
     found = np.stack(list(itertools.islice(theorems.orders(3, 5, "replacement"), 400)))
     assert found.shape == (400, 5, 5)
