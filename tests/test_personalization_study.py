@@ -287,6 +287,22 @@ def test_what_cannot_be_served_is_refused_before_anything_is_computed(change, ma
         served(*first, own | change)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        dict(method="apfl", mixing=1.0),
+        dict(warmup=13),
+        dict(batch_size=15),
+        dict(clients=2),
+        dict(samples=4, judging=0.5, batch_size=2),
+        dict(features=2, model=["mlp", 2, 3, 2]),
+    ],
+)
+def test_what_can_just_be_served_is(change):
+    frame = served(dict(run="edge", method="perm") | change)
+    assert np.isfinite(curve(frame, "edge")).all()
+
+
 @pytest.mark.parametrize("name", study.ASKS)
 def test_a_method_says_what_it_lacks(name):
     for key in study.ASKS[name]:
