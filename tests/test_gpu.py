@@ -234,9 +234,12 @@ ON_A_CPU = {  # no data set: a toy, clocks, arithmetic, a small problem; or no l
     "personalization": [
         "rates-fig1",
         "fig1",
+        "rates-generous",
+        "generous",
         "balanced",
         "lambdas",
         "worth",
+        "many",
         "rates-of-weights",
         "rates-of-models",
         "single-loop",
