@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy import sparse
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.linear_model import LogisticRegression
 from torch.nn.functional import conv2d, cross_entropy
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
@@ -42,8 +46,11 @@ from fedlib.papers.personalization import PERM, PerFedAvg, PFedMe
 from fedlib.papers.personalization.weights import water_fill
 from fedlib.papers.tiers.algorithm import TDCD, Cohort
 from fedlib.papers.tiers.task import TieredTask
+from fedlib.papers.vertical import Problem, pooled, simulate_parties, split_features
+from fedlib.papers.vertical.algorithm import Simulation
+from fedlib.papers.vertical.setup import Draws, checked_setup
 from fedlib.paths import data_folder
-from fedlib.population.delays import ShiftedExponential
+from fedlib.population.delays import Deterministic, ShiftedExponential
 from fedlib.population.participation import Full, PeriodicSampler
 
 WORK = {  # name: model, input shape, copies, batch, steps
@@ -661,6 +668,129 @@ def personalization_table(
     return rows
 
 
+# --- vertical -------------------------------------------------------------------------------------
+
+VERTICAL = {  # name: samples, columns, how many of them are not zero in a row
+    "24,000 x 90": (24_000, 90, 90),
+    "18,000 x 1,048,576 sparse": (18_000, 2**20, 315),
+}
+PARTIES, HOLDERS, RATE = 8, 3, 0.5
+
+
+def columns_problem(name: str) -> Problem:
+    """Return a line of :data:`VERTICAL`, split over all parties: rows of length 1, two classes."""
+    (n, d, filled), rng = VERTICAL[name], stream(0, "bench")
+    values = rng.standard_normal((n, filled))
+    values /= np.linalg.norm(values, axis=1, keepdims=True)
+    x = values
+    if filled < d:
+        columns, rows = rng.integers(d, size=n * filled), np.repeat(np.arange(n), filled)
+        x = sparse.csr_array((values.ravel(), (rows, columns)), shape=(n, d))  # twice: added
+    y = np.where(x @ rng.standard_normal(d) > 0, 1.0, -1.0)
+    return Problem(x, y, split_features(d, PARTIES), lam=1e-4)
+
+
+def columns_loop(problem: Problem, method: str, table: str | None, steps: int) -> Callable:
+    """Return so many dominated steps of the plain version; made, with its first pass, once."""
+    setup = checked_setup(
+        problem, method, RATE, HOLDERS, None, 1.0, Deterministic(0.0), None, True, table, 0.0,
+        True, 0, None, 0, False,
+    )  # fmt: skip
+    sim = Simulation(setup, Draws(setup))
+    if method != "sgd":
+        sim.receive(problem.theta(problem.scores(sim.w), problem.y))
+
+    def work() -> np.ndarray:
+        sim.restart(sim.target + steps, sim.now)
+        sim.finish()
+        return sim.w
+
+    return work
+
+
+def pooled_peer(problem: Problem, epochs: int) -> Callable[[], LogisticRegression]:
+    """Return so many epochs of scikit-learn's SAGA on the pooled data, the same problem."""
+    x = problem.x
+    if sparse.issparse(x):  # scikit-learn takes 32-bit places
+        places = x.indices.astype(np.int32), x.indptr.astype(np.int32)
+        x = sparse.csr_matrix((x.data, *places), shape=x.shape)
+    model = LogisticRegression(
+        C=1 / (problem.n * problem.lam), solver="saga", fit_intercept=False, tol=0,
+        max_iter=epochs, random_state=0,
+    )  # fmt: skip
+
+    def work() -> LogisticRegression:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            return model.fit(x, problem.y)
+
+    return work
+
+
+def events(parties: int) -> int:
+    """Return how many events a dominated step has.
+
+    For every other party a request that arrives, an answer, its arrival, a message backward and an
+    update; and the dominator begins, has its own part, and writes.
+    """
+    return 5 * (parties - 1) + 3
+
+
+def vertical_table(epochs: int = 2, steps: int = 200, repeats: int = 2) -> list[dict[str, Any]]:
+    """Time VFB² with eight parties, three of them active, nothing on the way.
+
+    Parameters
+    ----------
+    epochs
+        Passes of n dominated steps that are timed; the table is for one.
+    steps
+        Dominated steps of the plain loop, whose time for an epoch is estimated from them; a tenth
+        for sparse data, where each touches all columns.
+    repeats
+        Turns of :func:`measure`.
+
+    Returns
+    -------
+    list of dict
+        Rows with name, what is compared, the milliseconds of both for an epoch, ratio (the first
+        over the second), events a second of the second, and device (CPU): the plain version of
+        the same events, its loop alone, against whole runs with their setting up and their passes;
+        and scikit-learn's SAGA on the pooled data against SAGA that remembers ϑ alone, as
+        scikit-learn's does, with eight parties and with one.
+    """
+    rows = []
+    for name in VERTICAL:
+        problem, peer = columns_problem(name), "scikit-learn"
+        is_sparse, setting = sparse.issparse(problem.x), dict(epochs=epochs, every=epochs)
+        ways = {"SGD": ("sgd", None), "SVRG": ("svrg", None), "SAGA": ("saga", "theta")}
+        if not is_sparse:
+            ways["SAGA, full table"] = ("saga", "full")
+        few, found = max(1, steps // 10) if is_sparse else steps, []
+        for label, (method, table) in ways.items():
+            setting |= dict(table=table, log=False)
+            ours = functools.partial(
+                simulate_parties, problem, method, RATE, active=HOLDERS, **setting
+            )
+            works = {"plain loop": columns_loop(problem, method, table, few), "VFB²": ours}
+            if label == "SAGA":
+                works[peer] = pooled_peer(problem, epochs)
+                works["pooled"] = functools.partial(pooled, problem, method, RATE, **setting)
+            seconds = {k: s / epochs for k, s in measure(works, repeats=repeats).items()}
+            seconds["plain loop"] *= epochs * problem.n / few
+            found.append((label, "plain loop", "VFB²", seconds))
+            if label == "SAGA":
+                found += [(label, peer, one, seconds) for one in ("VFB²", "pooled")]
+        for label, one, other, seconds in found:
+            many = problem.n * events(1 if other == "pooled" else PARTIES)
+            row = {"name": f"{name}, {label}", "first": one}
+            row |= {"first [ms]": round(1000 * seconds[one], 1), "second": other}
+            row |= {"second [ms]": round(1000 * seconds[other], 1)}
+            row["ratio"] = round(seconds[one] / seconds[other], 2)
+            row["events a second"] = round(many / seconds[other])
+            rows.append(row | {"device": "cpu"})
+    return rows
+
+
 # --- batches --------------------------------------------------------------------------------------
 
 SMOKE = {"paper": "participation", "experiment": "fig1", "profile": "smoke"}
@@ -769,6 +899,7 @@ BENCHES = {
     "tiers": tiers_table,
     "hierarchy": hierarchy_table,
     "personalization": personalization_table,
+    "vertical": vertical_table,
     "roofline": roofline_table,
     "batch": batch_table,
 }

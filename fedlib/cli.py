@@ -1,8 +1,9 @@
-"""The command line: list, run, join, claims, stale, check, bench, gpu, batch, data."""
+"""The command line: list, run, join, claims, stale, check, bench, gpu, batch, data, and papers'."""
 
 from __future__ import annotations
 
 import errno
+import importlib
 import json
 import os
 import sys
@@ -18,7 +19,21 @@ from fedlib.paths import expand
 
 
 class _ForPeople(typer.core.TyperGroup):
-    """Mistakes are printed for people, interruptions end quietly; neither with a traceback."""
+    """Mistakes are printed for people, interruptions end quietly; neither with a traceback.
+
+    A paper whose package has a ``commands.py`` with a typer ``app`` adds a command of its name.
+    """
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [*super().list_commands(ctx), *_papers_with_commands()]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in _papers_with_commands():
+            return super().get_command(ctx, cmd_name)
+        its = importlib.import_module(f"fedlib.papers.{cmd_name}.commands")
+        command = typer.main.get_command(its.app)
+        command.name = cmd_name
+        return command
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -29,6 +44,11 @@ class _ForPeople(typer.core.TyperGroup):
         except KeyboardInterrupt:
             typer.echo("Interrupted. Run the same command again to go on.", err=True)
             raise typer.Exit(130) from None
+
+
+def _papers_with_commands() -> list[str]:
+    home = Path(__file__).parent / "papers"
+    return sorted(path.parent.name for path in home.glob("*/commands.py"))
 
 
 app = typer.Typer(
@@ -90,14 +110,15 @@ def _seeds(text: str | None) -> int | list[int] | None:
     if text is None:
         return None
     words = [word for word in text.split(",") if word.strip()]
-    if words and all(word.strip().isdecimal() for word in words):
+    if words and all(word.strip().isdecimal() and len(word) < 30 for word in words):
         numbers = [int(word) for word in words]
         if "," in text and max(numbers) < 2**63:
             return numbers
         if "," not in text and 1 <= numbers[0] <= 10_000:
             return numbers[0]
     raise FedlibError(
-        f"--seeds takes how many, 1 to 10000, or which, with commas: 3, or 4,5,6. Got '{text}'."
+        f"--seeds takes how many, 1 to 10000, or which, with commas: 3, or 4,5,6. "
+        f"Got '{text[:60]}'."
     )
 
 
@@ -124,6 +145,7 @@ def run(
     from fedlib.evidence import experiments, records
 
     which, device = _seeds(seeds), experiments.choose_device(device)
+    experiments.settings(paper, experiment, profile)  # before anything is looked for
     if took := records.took(paper, experiment, profile):
         typer.echo(f"The stored record took {took}.", err=True)
     record = experiments.run(

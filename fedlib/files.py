@@ -64,6 +64,20 @@ def make_folder(path: Path) -> Path:
     return path
 
 
+@contextlib.contextmanager
+def folder_for(path: Path) -> Iterator[None]:
+    """Make a folder for some work; if that fails and leaves nothing in it, take it away again."""
+    new = [place for place in (path, *path.parents) if not os.path.lexists(place)]
+    try:
+        make_folder(path)
+        yield
+    except BaseException:
+        for place in new:
+            with contextlib.suppress(OSError):
+                place.rmdir()
+        raise
+
+
 def open_regular(path: Path, most: int) -> BinaryIO:
     """Open a file of somebody else's, which may be anything, for reading.
 
@@ -79,6 +93,11 @@ def open_regular(path: Path, most: int) -> BinaryIO:
     if found.st_size > most:
         raise OSError(f"{found.st_size} bytes long, at most {most} were expected")
     return path.open("rb")
+
+
+def check_regular(path: Path, most: int) -> None:
+    """Refuse what :func:`open_regular` does, before a file is read in another way."""
+    open_regular(path, most).close()
 
 
 @contextlib.contextmanager

@@ -23,6 +23,7 @@ from fedlib.errors import FedlibError
 from fedlib.evidence import records
 from fedlib.papers.hierarchy import timeline
 from fedlib.papers.personalization import PERM
+from fedlib.papers.vertical import simulate_parties
 from fedlib.population.delays import ShiftedExponential
 
 TINY = {
@@ -252,3 +253,68 @@ def test_a_round_bears_its_part_of_what_comes_once_an_epoch(personal, monkeypatc
 
     monkeypatch.setattr(bench, "measure", measure)
     assert bench.personal_rounds("tiny", 4, 1)["PERM, weights each epoch"] == 3
+
+
+@pytest.fixture
+def columns(monkeypatch):
+    monkeypatch.setattr(bench, "VERTICAL", {"rows": (60, 12, 12), "thin": (50, 40, 6)})
+    monkeypatch.setattr(bench, "PARTIES", 4)
+
+
+@pytest.mark.parametrize("name", ["rows", "thin"])
+@pytest.mark.parametrize("way", [("sgd", None), ("svrg", None), ("saga", "theta")])
+def test_the_loop_of_columns_does_the_events_of_the_compiled_one(name, way, columns):
+    problem, (method, table) = bench.columns_problem(name), way
+    loop = bench.columns_loop(problem, method, table, 30)
+    for _ in range(2):  # a second call goes on
+        w = loop()
+    total = simulate_parties(problem, method, bench.RATE, steps=30, active=3, table=table).w
+    assert np.abs(w - total).max() > 1e-3, "it has gone on"
+    first = bench.columns_loop(problem, method, table, 30)()
+    np.testing.assert_allclose(first, total, rtol=0, atol=1e-12)
+
+
+def test_events_of_a_dominated_step_are_counted(columns, monkeypatch):
+    pushed = []
+
+    class Counted(bench.Simulation):
+        def __post_init__(self):
+            super().__post_init__()
+            push = self.queue.push
+            self.queue.push = lambda *what: (pushed.append(what), push(*what))
+
+    monkeypatch.setattr(bench, "Simulation", Counted)
+    bench.columns_loop(bench.columns_problem("rows"), "sgd", None, 20)()
+    assert len(pushed) == 20 * bench.events(4) + 3, "and three that find nothing left to do"
+
+
+@pytest.mark.parametrize("name", ["rows", "thin"])
+def test_scikit_learn_solves_the_same_problem(name, columns):
+    problem = bench.columns_problem(name)
+    w = bench.pooled_peer(problem, 3000)().coef_[0]
+    assert np.abs(problem.gradient(w)).max() < 1e-6 < np.abs(problem.gradient(0 * w)).max()
+
+
+def test_rows_of_vertical(columns):
+    rows = bench.vertical_table(1, 20, 1)
+    keys = ("name", "first", "first [ms]", "second", "second [ms]", "ratio", "events a second")
+    assert {tuple(row) for row in rows} == {(*keys, "device")}
+    names = {"rows": ["SGD", "SVRG", *["SAGA"] * 3, "SAGA, full table"]}
+    names["thin"] = ["SGD", "SVRG", *["SAGA"] * 3]
+    labels = [f"{name}, {label}" for name in names for label in names[name]]
+    assert [row["name"] for row in rows] == labels
+    pairs = [(row["first"], row["second"]) for row in rows if row["name"] == "thin, SAGA"]
+    peers = [("scikit-learn", "VFB²"), ("scikit-learn", "pooled")]
+    assert pairs == [("plain loop", "VFB²"), *peers]
+    assert all(row["first [ms]"] > 0 and row["events a second"] > 0 for row in rows)
+
+
+def test_milliseconds_of_vertical_are_those_of_an_epoch(columns, monkeypatch):
+    monkeypatch.setattr(bench, "VERTICAL", {"rows": (60, 12, 12)})
+    monkeypatch.setattr(bench, "measure", lambda works, repeats: dict.fromkeys(works, 6.0))
+    rows = bench.vertical_table(2, 20, 1)
+    assert [row["second [ms]"] for row in rows] == [3000] * 6
+    firsts = {row["first"]: row["first [ms]"] for row in rows}
+    assert firsts == {"plain loop": 18_000, "scikit-learn": 3000}
+    rates = {row["second"]: row["events a second"] for row in rows}
+    assert rates == {"VFB²": 60 * bench.events(4) / 3, "pooled": 60 * bench.events(1) / 3}

@@ -104,7 +104,19 @@ def test_seeds_are_a_number_or_a_list(tmp_path):
         out = tmp_path / text
         call("run", PAPER, "figD1", "--profile", "smoke", "--seeds", text, "--out", out)
         assert records.load(PAPER, "figD1", "smoke", out).manifest["seeds"] == seeds
-    for text in ("", ",", "0", "a", "1.5", "-1", "3 4", "10001", "9" * 30, "1," + "9" * 30):
+    for text in (
+        "",
+        ",",
+        "0",
+        "a",
+        "1.5",
+        "-1",
+        "3 4",
+        "10001",
+        "9" * 30,
+        "1," + "9" * 30,
+        "9" * 5000,
+    ):
         done = call("run", PAPER, "figD1", f"--seeds={text}", "--out", tmp_path / "no", code=2)
         assert "--seeds takes how many" in done.stderr and not (tmp_path / "no").exists()
 
@@ -342,6 +354,8 @@ def test_output_that_cannot_be_written():
 def test_names_that_are_too_long(monkeypatch):
     told = call("run", PAPER, "factor", "--profile", "smoke", "--out", "a" * 300, code=2).stderr
     assert "File name too long" in told
+    for name in ((PAPER, "a" * 300), (PAPER, "factor", "--profile", "a" * 300)):
+        assert "Unknown" in call("run", *name, code=2).stderr
     monkeypatch.setenv("FEDLIB_PAPERS", "a" * 5000)
     assert "is not a folder" in call("list", code=2).stderr
 

@@ -723,3 +723,15 @@ def test_real_idx_sets(name, tmp_path, monkeypatch):
         assert data.classes[data.train_y[0]] == "Ankle boot"
     else:
         assert np.bincount(data.train_y).min() == 5421 and data.train_y[0] == 5
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [('role = "train_y"', 'role = "train"', "files have the roles"),
+     ('format = "idx"', 'format = "idy"', "Unknown format")],
+)  # fmt: skip
+def test_a_card_s_roles_are_those_of_its_format(tiny, old, new, told):
+    path = tiny.cards / "datasets" / "tiny.toml"
+    path.write_text(path.read_text().replace(old, new))
+    with pytest.raises(FedlibError, match=told):
+        datasets.card("tiny")

@@ -166,3 +166,14 @@ def test_it_is_loaded_by_name_and_never_downloaded(folder, tmp_path, monkeypatch
     with pytest.warns(UserWarning, match="unverified"):
         data = datasets.load("femnist", progress=False)
     assert len(datasets.only(data, ["f0002_01"]).train_x) == 4
+
+
+def test_what_the_reader_cannot_make_out_is_named(folder, monkeypatch):
+    import h5py
+
+    def broken(*_):
+        raise RuntimeError("bad symbol table node signature")
+
+    monkeypatch.setattr(h5py, "File", broken)
+    with pytest.raises(FedlibError, match=r"fed_emnist_train.h5 cannot be read \(bad symbol"):
+        load(folder)

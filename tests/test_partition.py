@@ -99,5 +99,34 @@ def test_what_no_partitioner_takes():
         with pytest.raises(FedlibError, match="alpha must be positive"):
             partition.dirichlet(LABELS, 3, alpha=wrong)
     for wrong in (2.0, -0.1, float("nan")):
-        with pytest.raises(FedlibError, match="other is a share"):
+        with pytest.raises(FedlibError, match="other, a share"):
             partition.similarity(LABELS, 10, other=wrong)
+
+
+@pytest.mark.parametrize("deal", partition.PARTITIONERS.values())
+@pytest.mark.parametrize("labels", [np.full(20, np.nan), [1, None] * 10, [[1], [1, 2]]])
+def test_missing_labels_are_not_dealt_out(deal, labels):
+    with pytest.raises(FedlibError, match="labels are"):
+        deal(labels, 2)
+
+
+@pytest.mark.parametrize("parts", [[], None, [[-1]], [[20]], [[0.5]], [[[0, 1]]], {1: [0]}, "ab"])
+def test_a_histogram_is_of_rows_that_there_are(parts):
+    with pytest.raises(FedlibError, match="Row numbers must lie|A split is a list"):
+        partition.histogram(np.arange(20), parts)
+
+
+def test_what_cannot_be_cut():
+    images = np.zeros((2, 3, 4, 4))
+    for wrong in (images[0], images[0, 0], None):
+        with pytest.raises(FedlibError, match="Images are an array"):
+            partition.tiles(wrong, 2, 2)
+    for rows in (0, -1, 1.5):
+        with pytest.raises(FedlibError, match="rows is a whole number"):
+            partition.tiles(images, rows, 2)
+    for clients in ([], 3, [2.5], [0]):
+        with pytest.raises(FedlibError, match="clients"):
+            partition.grid(20, clients)
+    for blocks in ([], None, [[0.5]], "ab"):
+        with pytest.raises(FedlibError, match="Feature blocks are a list"):
+            partition.check_features(blocks, 2)

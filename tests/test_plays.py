@@ -340,3 +340,10 @@ def test_the_real_plays_are_as_the_card_says(tmp_path, monkeypatch):
     rows = own.train_parts[own.names.index("hamlet: HAMLET")]
     first = "".join(data.classes[i] for i in data.train_x[rows[0]])
     assert first.startswith("A little more than kin, and less than kind.\nNot so, my lord;")
+
+
+@pytest.mark.parametrize("target", ["/dev/zero", "/nonexistent"])
+def test_a_link_to_no_file_is_not_passed_over(folder, target):
+    (folder / "third.txt").symlink_to(target)
+    with pytest.raises(FedlibError, match="third.txt is no file"):
+        load(folder)

@@ -236,11 +236,12 @@ class ErrataTable(Facts):
     def run(self) -> list[nodes.Node]:
         """Lay the errata out in lists by kind, one below the other, each with its anchor."""
         paper = self.arguments[0].strip() if self.arguments else "participation"
-        from fedlib.paths import paper_folder
+        from fedlib.paths import papers
 
-        path = paper_folder(paper) / "errata.toml"
-        if not path.is_file():
+        homes = papers("errata.toml")
+        if paper not in homes:
             raise self.error(f"errata-table: there is no data/papers/{paper}/errata.toml")
+        path = homes[paper] / "errata.toml"
         self.env.note_dependency(str(path))
         try:
             errata = read_toml(path, Errata)["erratum"]

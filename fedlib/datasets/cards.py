@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fedlib.errors import unknown
+from fedlib.errors import FedlibError, unknown
 from fedlib.paths import data_folder
 from fedlib.schema import CLOSED, read_toml
 
@@ -162,6 +162,15 @@ def fingerprint(*arrays: Any) -> str:
     return found.hexdigest()
 
 
+ROLES = {
+    "idx": ["test_x", "test_y", "train_x", "train_y"],
+    "cifar-binary": ["all"],
+    "sklearn-digits": ["all"],
+    "generated": ["all"],
+}
+"""What files of a format are for."""
+
+
 def all_cards() -> dict[str, Card]:
     """Return every card, by data set name, in alphabetical order."""
     paths = sorted((data_folder() / "datasets").glob("*.toml"))
@@ -172,7 +181,16 @@ def all_cards() -> dict[str, Card]:
 @functools.lru_cache(maxsize=128)
 def _read(path: Path, stamp: tuple[int, ...]) -> Card:
     """Read a card, once for each time that its file changes."""
-    return read_toml(path, Card)
+    found = read_toml(path, Card)
+    if found.folder or found.format.startswith("columns-"):  # their readers know the roles
+        return found
+    roles = [file.role for file in found.files]
+    if found.format not in ROLES:
+        raise unknown(f"format in {path}:", found.format, [*ROLES, "NAME-folder", "columns-NAME"])
+    if sorted(roles) != ROLES[found.format]:
+        asked = ", ".join(ROLES[found.format])
+        raise FedlibError(f"{path}: files have the roles {', '.join(roles)}; expected {asked}.")
+    return found
 
 
 def card(name: str) -> Card:

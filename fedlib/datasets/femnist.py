@@ -75,7 +75,7 @@ def load_femnist(
                 if split == "train":
                     writers = sorted(file["examples"])[:clients]
                 held[split] = _read(file["examples"], writers, path, len(found.classes), progress)
-        except OSError as error:
+        except (OSError, RuntimeError) as error:  # h5py has both for damaged files
             raise unreadable(path, _WHAT, error) from error
     mean, std = _constants(held["train"][0]) if normalise else (0.0, 1.0)
     for x, *_ in held.values():

@@ -37,9 +37,11 @@ def load(name: str, normalise: bool = True, progress: bool = True) -> Dataset:
     Raises
     ------
     FedlibError
-        As in `get`.
+        As in `get`; and for a set of columns, saying what reads it.
     """
     found = card(name)
+    if found.format.startswith("columns-"):
+        raise FedlibError(f"'{name}' is a set of columns, read elsewhere. {found.traps[0]}")
     data = (_load_folder if found.folder else _load_files)(found, normalise, progress)
     if data.fidelity != "canonical":
         warnings.warn(

@@ -6,13 +6,13 @@ Every sample goes to exactly one client.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from numbers import Integral
 
 import numpy as np
 import pandas as pd
 
-from fedlib.engine.checks import check_positive, check_whole_number
+from fedlib.engine.checks import check_between, check_flag, check_positive, check_whole_number
 from fedlib.engine.rng import stream
 from fedlib.errors import FedlibError
 
@@ -20,15 +20,45 @@ Parts = list[np.ndarray]
 
 
 def _checked(labels: np.ndarray, clients: int, seed: int) -> np.ndarray:
+    check_labels(labels)
     labels = np.asarray(labels)
-    if labels.ndim != 1:
-        raise FedlibError(f"labels are {[*labels.shape]}. Expected one a sample, [n].")
     check_whole_number("seed", seed, 0)
-    if not isinstance(clients, Integral) or not 1 <= clients <= len(labels):
+    if (
+        not isinstance(clients, Integral)
+        or isinstance(clients, bool)
+        or not 1 <= clients <= len(labels)
+    ):
         raise FedlibError(
             f"{clients} clients for {len(labels)} samples. Use between 1 and {len(labels)}."
         )
     return labels
+
+
+def check_labels(labels: np.ndarray) -> None:
+    """Refuse labels that are not one a sample, or missing."""
+    try:
+        labels = np.asarray(labels)
+    except ValueError as error:
+        raise FedlibError(
+            f"labels are one a sample, [n]; got a list that is none: {error}"
+        ) from error
+    if labels.ndim != 1:
+        raise FedlibError(f"labels are {[*labels.shape]}. Expected one a sample, [n].")
+    if missing := int(pd.isna(labels).sum()):
+        raise FedlibError(f"{missing} of the labels are missing (nan or None). Drop those samples.")
+
+
+def check_parts(parts: Sequence[np.ndarray], rows: int) -> None:
+    """Refuse what are no row numbers of each client."""
+    try:
+        held = [np.asarray(part) for part in parts]
+        fits = all(part.ndim == 1 and (not part.size or part.dtype.kind in "iu") for part in held)
+    except (TypeError, ValueError):
+        held, fits = [], False
+    if not held or not fits or isinstance(parts, Mapping):
+        raise FedlibError("A split is a list with row numbers for each client, [[0, 3], [1, 2]].")
+    if wrong := [row for part in held for row in part.tolist() if not 0 <= row < rows]:
+        raise FedlibError(f"Row numbers must lie in 0..{rows - 1}; got {wrong[0]}.")
 
 
 def _group(owner: np.ndarray, clients: int) -> Parts:
@@ -65,6 +95,7 @@ def dirichlet(
     """
     labels = _checked(labels, clients, seed)
     check_positive("alpha", alpha)
+    check_whole_number("smallest", smallest, 0)
     rng = stream(seed, "partition")
     owner = np.empty(len(labels), dtype=np.int64)
     for c in np.unique(labels):
@@ -112,8 +143,7 @@ def similarity(labels: np.ndarray, clients: int, seed: int = 0, other: float = 0
         When the number of clients is not a multiple of the number of classes.
     """
     labels = _checked(labels, clients, seed)
-    if not 0 <= other <= 1:
-        raise FedlibError(f"other is a share from 0 to 1; got {other}.")
+    check_between("other, a share,", other, 0, 1)
     classes = np.unique(labels)
     if clients % len(classes):
         raise FedlibError(
@@ -140,6 +170,8 @@ PARTITIONERS = {"iid": iid, "dirichlet": dirichlet, "shards": shards, "similarit
 
 def histogram(labels: np.ndarray, parts: Sequence[np.ndarray]) -> np.ndarray:
     """Count labels by client, ``[clients, classes]``."""
+    check_labels(labels)
+    check_parts(parts, len(labels))
     classes, position = np.unique(labels, return_inverse=True)
     return np.stack([np.bincount(position[part], minlength=len(classes)) for part in parts])
 
@@ -172,6 +204,7 @@ def summary(labels: np.ndarray, parts: Sequence[np.ndarray]) -> pd.DataFrame:
 
 def _cut(features: int, silos: int) -> list[int]:
     """Return block sizes that differ by at most one, larger ones first."""
+    check_whole_number("features", features)
     check_whole_number("silos", silos)
     if silos > features:
         raise FedlibError(
@@ -182,11 +215,14 @@ def _cut(features: int, silos: int) -> list[int]:
 
 def contiguous_features(features: int, silos: int, seed: int = 0) -> Parts:
     """Cut the features into neighbouring blocks; the first blocks take the remainder."""
+    check_whole_number("features", features)
+    check_whole_number("seed", seed, 0)
     return np.split(np.arange(features), np.cumsum(_cut(features, silos))[:-1])
 
 
 def random_features(features: int, silos: int, seed: int = 0) -> Parts:
     """Deal the features out at random, blocks as equal as possible."""
+    check_whole_number("features", features)
     order = stream(seed, "feature partition").permutation(features)
     return [np.sort(block) for block in np.split(order, np.cumsum(_cut(features, silos))[:-1])]
 
@@ -199,7 +235,13 @@ def check_features(blocks: Sequence[np.ndarray], features: int) -> None:
     FedlibError
         Naming the columns.
     """
-    used = np.concatenate([np.asarray(block) for block in blocks])
+    check_whole_number("features", features)
+    try:
+        used = np.concatenate([np.asarray(block) for block in blocks])
+    except (TypeError, ValueError):
+        used = np.empty(0)
+    if used.ndim != 1 or used.dtype.kind not in "iu":
+        raise FedlibError("Feature blocks are a list of column numbers for each silo.")
     count = np.bincount(used[(used >= 0) & (used < features)], minlength=features)
     for wrong, what in (
         (used[(used < 0) | (used >= features)], f"do not exist (there are {features})"),
@@ -220,6 +262,9 @@ def tiles(images: np.ndarray, rows: int, columns: int) -> list[np.ndarray]:
     FedlibError
         When height or width cannot be divided.
     """
+    check_four(images, "n, C, H, W")
+    check_whole_number("rows", rows)
+    check_whole_number("columns", columns)
     height, width = images.shape[-2:]
     if height % rows or width % columns:
         raise FedlibError(
@@ -236,7 +281,24 @@ def halves(images: np.ndarray) -> list[np.ndarray]:
 
 def views(images: np.ndarray) -> list[np.ndarray]:
     """Give every view of ``[n, V, H, W]`` to a silo of its own, each ``[n, 1, H, W]``."""
+    check_four(images, "n, V, H, W")
     return [images[:, v : v + 1] for v in range(images.shape[1])]
+
+
+def check_clients(clients: Sequence[int]) -> None:
+    """Refuse what is no number of clients for each silo."""
+    if not isinstance(clients, Sequence | np.ndarray) or not len(clients):
+        raise FedlibError(f"clients are a number for each silo, in a list; got {clients!r}.")
+    for j, count in enumerate(clients):
+        check_whole_number(f"Silo {j}: the number of clients", count)
+
+
+def check_four(images: np.ndarray, axes: str) -> None:
+    """Refuse what are no images."""
+    shape = getattr(images, "shape", None)
+    if shape is None or len(shape) != 4:
+        came = type(images).__name__ if shape is None else [*shape]
+        raise FedlibError(f"Images are an array [{axes}]; got {came}.")
 
 
 def grid(samples: int, clients: Sequence[int], seed: int = 0, aligned: bool = False) -> list[Parts]:
@@ -257,6 +319,9 @@ def grid(samples: int, clients: Sequence[int], seed: int = 0, aligned: bool = Fa
     list of list of numpy.ndarray
         ``[silo][client]`` sorted row numbers; sizes differ by at most one.
     """
+    check_whole_number("samples", samples)
+    check_clients(clients)
+    check_flag("aligned", aligned)
     split = []
     for j, count in enumerate(clients):
         if not 1 <= count <= samples:

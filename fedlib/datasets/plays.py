@@ -170,6 +170,8 @@ def windows(symbols: np.ndarray, stride: int) -> np.ndarray:
 
 def _texts(root: Path) -> dict[str, str]:
     """Return the text of each file below a folder, in archives too, by its name alone."""
+    if odd := [path for path in root.rglob("*") if not (path.is_file() or path.is_dir())]:
+        raise FedlibError(f"{odd[0]} is no file that can be read; it should be {_WHAT}.")
     found = {}
     for path in sorted(path for path in root.rglob("*") if path.is_file()):
         try:

@@ -7,6 +7,7 @@ import pandas as pd
 import torch
 from pandas.api.types import is_complex_dtype, is_float_dtype, is_integer_dtype, is_numeric_dtype
 
+from fedlib.engine.checks import check_flag
 from fedlib.engine.data import FederatedDataset
 from fedlib.engine.rng import stream
 from fedlib.errors import FedlibError, unknown
@@ -87,6 +88,7 @@ def from_frame(
     check_finite(x, features)
     check_owners(names, owner[~held])
     mean = std = None
+    check_flag("standardise", standardise)
     if standardise:
         mean, std = x[~held].mean(0, dtype=np.float64), x[~held].std(0, dtype=np.float64)
         x = ((x - mean) / np.where(std > 0, std, 1)).astype(np.float32)

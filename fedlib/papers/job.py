@@ -11,6 +11,7 @@ from typing import Any, Generic, NotRequired, TypeVar, get_args, get_type_hints
 import numpy as np
 import pandas as pd
 
+from fedlib.engine.checks import check_whole_number
 from fedlib.engine.simulation import History
 from fedlib.errors import FedlibError
 from fedlib.schema import Page, PositiveInt
@@ -122,6 +123,27 @@ def run_seeds(count: int | Sequence[int]) -> tuple[int, ...]:
     return tuple(range(1, count + 1)) if isinstance(count, int) else tuple(int(c) for c in count)
 
 
+def check_width(model: Sequence[Any], x: Any) -> None:
+    """Refuse settings of a model without a name, or with another width than the features'."""
+    if not model:
+        raise FedlibError("model is empty. Expected a name and sizes, such as ['mlp', 64, 32, 10].")
+    features = int(np.prod(x.shape[1:]))
+    if model[0] in ("softmax", "mlp") and len(model) > 1 and model[1] != features:
+        raise FedlibError(
+            f"model is {list(model)}, and samples are {[*x.shape[1:]]}, {features} features. The "
+            f"first size is their number: ['{model[0]}', {features}, ...]."
+        )
+
+
+def check_pool(size: int | Sequence[int], x: Any) -> None:
+    """Refuse blocks of pixels that are larger than what they are cut from."""
+    sides = (size, size) if isinstance(size, int) else tuple(size)
+    if len(sides) != 2 or any(a > b for a, b in zip(sides, x.shape[-2:], strict=True)):
+        raise FedlibError(
+            f"pool = {size}, and samples are {[*x.shape[1:]]}. Take at most their height and width."
+        )
+
+
 def off_cycle(rounds: int, points: int, cycle: int = 1) -> list[int]:
     """Return the rounds at which to look at a run: early ones densely, none in step with a cycle.
 
@@ -137,6 +159,9 @@ def off_cycle(rounds: int, points: int, cycle: int = 1) -> list[int]:
     cycle
         Length in rounds of the process's period: availability, interval, sync time.
     """
+    check_whole_number("rounds", rounds, 0)
+    check_whole_number("points", points)
+    check_whole_number("cycle", cycle)
     early, late = [1, 2, 3, 5, 8, 13, 21, 34, 55, 89], np.arange(1, points)
     phase = np.floor((late * GOLDEN) % 1 * cycle).astype(int)
     evenly = late * rounds // points // cycle * cycle + phase

@@ -1,0 +1,734 @@
+"""What a party that follows the protocol learns from what it received: S1 to S8, as functions.
+
+Every function takes plain arrays: what the observer has on file, and what it must know besides.
+Its notes say who observes, what must be known, and what the paper promises about it. The promises:
+
+* **P1** When nobody colludes (threat model 1), nobody reaches another's score ``o_l``: the masks
+  stay on (Section 6, Appendix B).
+* **P2** When parties collude (threat model 2), masks may come off, but weights and features cannot
+  be inferred *exactly*, for ``o = wᵀx`` has infinitely many solutions (Lemma 1).
+* **P3** A party without labels knows ``ϑ``, but neither ``wᵀx`` nor the form of the loss, so it
+  cannot infer labels *exactly*; parties without labels gain nothing by colluding.
+
+Theorem 7 ("can prevent the inference attack") is argued as P1 to P3. The paper does not promise
+secrecy against an active and a passive party that collude for labels, against malicious parties or
+side knowledge, of approximate values, or of ``wᵀx`` from a dominator; and it says that labels may
+be shared when training is over.
+
+Shapes: n samples, T messages, S snapshots of SVRG. Scores are in the units of ``wᵀx``. Source:
+Q. Zhang, B. Gu, C. Deng and H. Huang, AAAI 2021. The attacks are ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+from scipy.linalg import expm
+from scipy.optimize import linear_sum_assignment
+from scipy.special import erf
+
+from fedlib.engine.checks import check_positive, check_whole_number
+from fedlib.engine.rng import stream
+from fedlib.errors import FedlibError, unknown
+from fedlib.papers.vertical.secure import WORD, Seen, Trees, known, seen_by
+
+RANK = 1e-9
+"""Singular values below this share of the largest count as zero."""
+
+
+# --- from ϑ: labels and scores --------------------------------------------------------------------
+
+
+def labels(theta: np.ndarray, i: np.ndarray, n: int) -> np.ndarray:
+    """S1: return the labels of all samples that a message was about.
+
+    The observer is any party that receives ``(ϑ, i)``, alone. It must know that the task is binary,
+    that the loss falls as the margin ``yz`` grows, and which class is called +1; not the loss, no
+    score, no feature. Then ``ϑ = y L'(yz)`` with ``L' < 0``, so one message tells ``y = -sign ϑ``
+    with certainty. If it does not know which class is +1, one global flip is left, which one known
+    label or the ratio of the classes settles.
+
+    P3 says that labels cannot be inferred exactly. For the classification problems of the paper
+    this refutes it: one passive party, threat model 1, one message a label. SVRG's broadcast of
+    ``ϑ`` for all n samples gives every label at the first snapshot.
+
+    Parameters
+    ----------
+    theta, i
+        ``[T]``, as received. For a snapshot's broadcast ``i`` is ``range(n)``.
+    n
+        Number of samples.
+
+    Returns
+    -------
+    numpy.ndarray
+        ``[n]``: -1 or +1, and 0 for a sample that no message was about.
+    """
+    theta, i = _messages(theta, i, n)
+    found = np.zeros(n)
+    found[i] = -np.sign(theta)
+    return found
+
+
+def two_groups(theta: np.ndarray) -> np.ndarray:
+    """S1 without the loss: return the two classes of messages formed at ``w = 0``, up to a flip.
+
+    The observer is any party that receives ``ϑ``, alone. It must know that the task is binary and
+    that all blocks start at 0; the loss may be any with ``L'(0, 1) ≠ L'(0, -1)``. All scores are 0,
+    so ``ϑ`` has two values: with SGD in the messages before the first update, with SVRG and SAGA in
+    the first pass, for all samples. On P3 see :func:`labels`.
+
+    Parameters
+    ----------
+    theta
+        ``[T]``, all formed before the first update.
+
+    Returns
+    -------
+    numpy.ndarray
+        ``[T]``: -1 for the smaller value of ``ϑ``, +1 for the larger.
+
+    Raises
+    ------
+    FedlibError
+        When there are not exactly two values.
+    """
+    values = np.unique(np.asarray(theta))
+    if len(values) != 2:
+        raise FedlibError(
+            f"Two values of theta are expected when all scores are 0; got {len(values)}. Were all "
+            "of these messages formed before the first update?"
+        )
+    return np.where(np.asarray(theta) == values[1], 1.0, -1.0)
+
+
+def scores(theta: np.ndarray, y: np.ndarray, loss: str = "logistic") -> np.ndarray:
+    """S2: return the scores ``wᵀx_i`` behind messages, exactly up to rounding.
+
+    The observer is any party that receives ``ϑ``, alone. It must know the loss, which P3 denies to
+    passive parties (the paper's is the usual one), and the label, which for the logistic loss
+    :func:`labels` gives. The paper does not promise that ``wᵀx`` stays secret from the parties that
+    launch updates; from others it does, as far as P3 rests on it.
+
+    Parameters
+    ----------
+    theta, y
+        ``[T]``.
+    loss
+        ``"logistic"``: ``z = y log(1/|ϑ| - 1)``, or ``"squared"``: ``z = ϑ/2 + y``.
+
+    Returns
+    -------
+    numpy.ndarray
+        ``[T]``. For the logistic loss the error grows with ``exp(-yz)``: ``1 - |ϑ|`` is then small.
+    """
+    theta, y = np.asarray(theta, dtype=float), np.asarray(y, dtype=float)
+    if loss == "logistic":
+        size = np.abs(theta)
+        if not ((size > 0) & (size < 1)).all():
+            raise FedlibError("The logistic loss has 0 < |theta| < 1; these come from another one.")
+        return y * (np.log1p(-size) - np.log(size))
+    if loss == "squared":
+        return theta / 2 + y
+    raise unknown("loss", loss, ("logistic", "squared"))
+
+
+def regression_labels(theta: np.ndarray, loss: str = "squared") -> np.ndarray:
+    """S3: return real labels from messages formed at ``w = 0``.
+
+    The observer is any party that receives ``ϑ``, alone. It must know the loss and that all blocks
+    start at 0, so that ``z = 0``: all n samples with SVRG and SAGA, which form a first pass there;
+    with SGD only the messages before the first update. For squares of unknown scale the labels come
+    out up to that scale. P3 denies the loss to passive parties; with the loss of the paper's
+    problems (17) and (18) labels are inferred exactly.
+
+    Parameters
+    ----------
+    theta
+        ``[T]``.
+    loss
+        ``"squared"``: ``y = -ϑ/2``; ``"robust"``: the smaller root of ``ϑ = -y/(1 + y²/2)``, which
+        is the label if ``|y| < √2`` (the product of the two roots is 2).
+
+    Returns
+    -------
+    numpy.ndarray
+        ``[T]``, in the units of the label.
+    """
+    theta = np.asarray(theta, dtype=float)
+    if loss == "squared":
+        return -theta / 2
+    if loss == "robust":
+        inside = 1 - 2 * theta**2
+        if (inside < -1e-12).any():
+            raise FedlibError("The robust loss has |theta| at most 1/√2; these are not from it.")
+        return -2 * theta / (1 + np.sqrt(np.maximum(inside, 0)))
+    raise unknown("loss", loss, ("squared", "robust"))
+
+
+def _messages(theta: np.ndarray, i: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
+    theta, i = np.asarray(theta, dtype=float), np.asarray(i)
+    check_whole_number("n", n)
+    if theta.shape != i.shape or i.dtype.kind not in "iu" or ((i < 0) | (i >= n)).any():
+        raise FedlibError(
+            f"Every value comes with the number of its sample, 0 to {n - 1}; got "
+            f"{[*theta.shape]} values and {[*i.shape]} numbers."
+        )
+    return theta, i
+
+
+# --- from the sums: masks -------------------------------------------------------------------------
+
+
+def unmask(
+    transcript: Iterable[Seen], trees: Trees, coalition: Iterable[int]
+) -> dict[int, np.ndarray]:
+    """Return the scores of others that a coalition computes from one run of Algorithm 1.
+
+    The observers are the parties of ``coalition``; one party is threat model 1. They know the
+    trees. With one party, and trees that satisfy Definition 4, P1 says that no score comes out. It
+    holds in Figure 5, and for :func:`~.secure.chains`; it does not for all trees of Definition 4
+    (``T1 = ((1, 2), 3)``, ``T2 = ((1, 3), 2)``), nor for two parties, where the dominator
+    subtracts its own score from the total. With several parties the paper itself shows an example.
+
+    Parameters
+    ----------
+    transcript
+        Of a run with these trees, see :func:`~.secure.aggregate`.
+
+    Returns
+    -------
+    dict
+        For each opened party its score as it went into the sum, ``[...]``: floats, or whole numbers
+        modulo ``2^64``, which ``ModularMasks.decode`` reads.
+    """
+    mine = seen_by(transcript, coalition)
+    order = ("own score", "own mask", "masked score", "mask")
+    rows = [one.value for content in order for one in mine if one.content == content]
+    found = known(trees, coalition)
+    out = {}
+    for row, recipe in zip(found.sums, found.recipe, strict=True):
+        party = int(np.flatnonzero(row)[0]) + 1
+        if np.count_nonzero(row) == 1 and party not in set(coalition):
+            out[party] = _combined(recipe, rows)
+    return out
+
+
+def _combined(recipe: np.ndarray, rows: list[np.ndarray]) -> np.ndarray:
+    """Return a combination of values in their own arithmetic, wrapping around if whole numbers."""
+    total = np.zeros((1, *np.shape(rows[0])), dtype=np.asarray(rows[0]).dtype)
+    for factor, value in zip(recipe, rows, strict=True):
+        if factor:
+            whole = np.uint64(int(factor) % 2**WORD) if total.dtype == np.uint64 else float(factor)
+            total = total + np.atleast_1d(np.asarray(value))[None].reshape(total.shape) * whole
+    return total[0]
+
+
+class Range(NamedTuple):
+    """Where a masked score lies: ends of an interval, and its sign, 0 if not certain; ``[...]``."""
+
+    low: np.ndarray
+    high: np.ndarray
+    sign: np.ndarray
+
+
+def mask_range(masked: np.ndarray, width: float) -> Range:
+    """S4: return what a uniform mask on ``[-B, B]`` leaves open about a score.
+
+    The observer is the receiver of a lone masked score ``o + δ``, alone. It must know the law of
+    the masks, which the paper does not fix. For scores within ``[-B, B]`` the sign of ``o`` is
+    certain with probability ``E|o| / 2B``. P1 speaks of the true value, and that stays hidden: a
+    limit of real-valued masks, no refutation.
+
+    Parameters
+    ----------
+    masked
+        ``[...]``.
+    width
+        B.
+    """
+    check_positive("width", width)
+    masked = np.asarray(masked, dtype=float)
+    low, high = masked - width, masked + width
+    return Range(low, high, np.where(low > 0, 1, np.where(high < 0, -1, 0)))
+
+
+def told_apart(difference: float, width: float, law: str = "uniform") -> float:
+    """S4: return by how much masked scores of two values differ in law (total variation, 0 to 1).
+
+    An observer who must say which of two equally likely scores was masked is right with probability
+    ``1/2 + told_apart/2``. Uniform masks give ``|o - o'|/2B``, at most 1, normal ones of standard
+    deviation B give about ``|o - o'|/(B √(2π))``: never zero, for no law on the real line.
+
+    Parameters
+    ----------
+    difference
+        ``o - o'``.
+    width, law
+        As in :class:`~.secure.RealMasks`.
+    """
+    check_positive("width", width)
+    if law == "uniform":
+        return min(1.0, abs(difference) / (2 * width))
+    if law == "gaussian":
+        return float(erf(abs(difference) / (2 * np.sqrt(2) * width)))
+    raise unknown("law of the masks", law, ("uniform", "gaussian"))
+
+
+class Averaged(NamedTuple):
+    """Means over the visits to each sample, and how many there were; ``[n]``."""
+
+    mean: np.ndarray
+    visits: np.ndarray
+
+
+def averaged(masked: np.ndarray, i: np.ndarray, n: int) -> Averaged:
+    """S5: return for each sample the mean of the masked scores that were seen.
+
+    The observer is the receiver of a lone masked score, alone. It must know that masks are fresh
+    and have mean zero. After r visits to a sample the masks leave an error of standard deviation
+    ``B/√(3r)`` if uniform on ``[-B, B]``, and the score meant is the mean over the visits, which is
+    near the last one once ``w`` moves slowly. P1 holds in its letter, as in :func:`mask_range`.
+
+    Parameters
+    ----------
+    masked, i
+        ``[T]``.
+
+    Returns
+    -------
+    Averaged
+        NaN where a sample was never visited.
+    """
+    masked, i = _messages(masked, i, n)
+    visits = np.bincount(i, minlength=n)
+    with np.errstate(invalid="ignore"):
+        return Averaged(np.bincount(i, masked, minlength=n) / visits, visits)
+
+
+def low_digits(masked: np.ndarray, step: float) -> np.ndarray:
+    """S6: return a score up to multiples of ``step`` when masks are multiples of it.
+
+    The observer is the receiver of a lone masked score, alone. It must know that masks lie on a
+    grid, as they do where wide masks are drawn with few digits. For ``|o| < step/2`` that is the
+    score itself, which refutes P1 for such masks; the paper fixes no law, so it need not mean them.
+
+    Parameters
+    ----------
+    masked
+        ``[...]``.
+    step
+        Distance of the grid's points.
+    """
+    check_positive("step", step)
+    return np.asarray(masked) - np.rint(np.asarray(masked) / step) * step
+
+
+# --- from snapshots: features ---------------------------------------------------------------------
+
+
+def snapshot_rank(snapshots: np.ndarray) -> int:
+    """Return the numerical rank of scores at snapshots ``[S, n]``: the number of features.
+
+    It is ``d_l`` once there are ``d_l`` independent snapshots and ``n ≥ d_l`` independent rows; the
+    first of a run counts for nothing, as all is 0 there. See :func:`factor`.
+    """
+    return _basis(snapshots).shape[1]
+
+
+def _basis(snapshots: np.ndarray) -> np.ndarray:
+    """Return an orthonormal basis of the space of scores, ``[n, d]``."""
+    left, sizes, _ = np.linalg.svd(np.asarray(snapshots, dtype=float).T, full_matrices=False)
+    if not sizes.size or not sizes[0] > 0:
+        raise FedlibError("All scores are 0: the first snapshot alone says nothing.")
+    return left[:, sizes > RANK * sizes[0]]
+
+
+class Factored(NamedTuple):
+    """Features ``[n, d]`` and the weights at every snapshot ``[S, d]``."""
+
+    x: np.ndarray
+    w: np.ndarray
+
+
+def factor(snapshots: np.ndarray, rows: np.ndarray, features: np.ndarray) -> Factored:
+    """S7: return all features and weights of a block from its scores at snapshots.
+
+    The observer is the dominator (with :func:`scores`, any party that knows the loss): every
+    snapshot of SVRG gives it ``O^s = X w^s`` for all n samples. X is the block of the other party
+    if ``q = 2`` (threat model 1), of all others taken together if ``q ≥ 3`` (threat model 1), or of
+    one party if all others pool what they have (threat model 2). It must know, from elsewhere, as
+    many independent rows of X as X has columns, and X must have full column rank with ``d``
+    independent snapshots. Then the weights at each snapshot follow from the known rows, and all
+    other rows from the weights, to rounding.
+
+    P2 says that weights and features cannot be inferred exactly. It excludes side knowledge, which
+    this needs, so it is not refuted; but what Lemma 1 calls infinitely many solutions is one
+    ``d x d`` matrix for all n rows of a whole run. For ``d = 1`` see :func:`column`.
+
+    Parameters
+    ----------
+    snapshots
+        ``O``, ``[S, n]``.
+    rows
+        Numbers of the known rows.
+    features
+        Those rows, ``[len(rows), d]``.
+
+    Raises
+    ------
+    FedlibError
+        When snapshots or known rows are too few or dependent.
+    """
+    O, features = np.asarray(snapshots, dtype=float), np.asarray(features, dtype=float)
+    d = snapshot_rank(O)
+    if features.shape != (len(rows), d) or np.linalg.matrix_rank(features) < d:
+        raise FedlibError(
+            f"The snapshots have rank {d}: {d} independent known rows with {d} features each are "
+            f"needed; got {[*features.shape]}. A block with more features needs more snapshots."
+        )
+    basis = _basis(O)
+    mixing = np.linalg.lstsq(basis[rows], features, rcond=None)[0]
+    x = basis @ mixing
+    return Factored(x, np.linalg.lstsq(x, O.T, rcond=None)[0].T)
+
+
+def column(snapshots: np.ndarray) -> np.ndarray:
+    """S7 for one feature: return the column up to a factor, scaled to a largest value of 1.
+
+    Observer and promise as in :func:`factor`, without known rows: a 0/1 column shows as two values.
+
+    Parameters
+    ----------
+    snapshots
+        ``[S, n]``, of rank 1.
+    """
+    basis = _basis(snapshots)
+    if basis.shape[1] != 1:
+        raise FedlibError(f"The snapshots have rank {basis.shape[1]}; one column has rank 1.")
+    return basis[:, 0] / basis[np.abs(basis[:, 0]).argmax(), 0]
+
+
+# --- from snapshots and ϑ: the Gram matrix, and beyond --------------------------------------------
+
+
+class _Drive(NamedTuple):
+    """What drove a block, in a basis of its scores.
+
+    Attributes
+    ----------
+    basis
+        ``[n, d]``, orthonormal.
+    b
+        Snapshots, ``[S + 1, d]``.
+    f
+        ``[S, T, d]``: step t of loop s subtracts ``lr`` times ``f @ R`` for features ``basis @ R``.
+    """
+
+    basis: np.ndarray
+    b: np.ndarray
+    f: np.ndarray
+
+
+def _drive(snapshots: np.ndarray, theta: np.ndarray, i: np.ndarray, theta0: np.ndarray) -> _Drive:
+    O, theta, theta0 = (np.asarray(a, dtype=float) for a in (snapshots, theta, theta0))
+    i = np.asarray(i)
+    S, n = len(theta), O.shape[1]
+    if O.shape[0] != S + 1 or theta.ndim != 2 or i.shape != theta.shape or theta0.shape != (S, n):
+        raise FedlibError(
+            f"S inner loops of T steps lie between S + 1 snapshots: snapshots {[*O.shape]}, theta "
+            f"{[*theta.shape]}, i {[*i.shape]}, theta0 {[*theta0.shape]}; expected [S + 1, n], "
+            "[S, T], [S, T], [S, n]."
+        )
+    basis = _basis(O)
+    if basis.shape[1] > S:
+        raise FedlibError(f"{S} inner loops do not determine {basis.shape[1]} features.")
+    change = theta - theta0[np.arange(S)[:, None], i]
+    f = change[:, :, None] * basis[i] + (theta0 @ basis / n)[:, None]
+    return _Drive(basis, O @ basis, f)
+
+
+def gram(
+    snapshots: np.ndarray,
+    theta: np.ndarray,
+    i: np.ndarray,
+    theta0: np.ndarray,
+    lr: float,
+    lam: float,
+) -> np.ndarray:
+    """S8: return ``G = X Xᵀ`` of a block from its scores at snapshots, without side data.
+
+    The observer is as in :func:`factor`: a dominator for the other party if ``q = 2``, or for all
+    others as one block (threat model 1), or all but one together (threat model 2). It must know the
+    step size and λ, which every party uses, that the regulariser is ``‖w‖²/2`` (or λ = 0), and the
+    order in which the block applied the messages, without loss. All steps of an inner loop are
+    known up to X itself: ``w ← p w - γ X_iᵀ(ϑ - ϑ0_i) - γ Xᵀϑ0/n`` with ``p = 1 - γλ``, so
+
+        ``O^{s+1} - p^T O^s = -γ G a_s``
+
+    with ``a_s`` made of what was sent. From as many loops as there are features G follows. Unknown
+    delays put messages in another order: then ``p`` is raised to a wrong power in places, an error
+    of the size of γλ times the delay.
+
+    P2 in its letter survives for two features or more: an orthogonal matrix stays open, and labels
+    of columns with it. All angles and distances between the samples' feature vectors are known, and
+    for one feature all is known but a sign. With the paper's nonconvex regulariser even the
+    orthogonal matrix closes, see :func:`features_up_to_signs`.
+
+    Parameters
+    ----------
+    snapshots
+        ``O``, ``[S + 1, n]``: the block's scores at each snapshot, and after the last loop.
+    theta, i
+        ``[S, T]``: messages of each inner loop in the order of their application.
+    theta0
+        ``[S, n]``: SVRG's broadcast at each snapshot.
+    lr, lam
+        γ and λ.
+
+    Returns
+    -------
+    numpy.ndarray
+        ``[n, n]``; :func:`embedding` factors it.
+    """
+    drive = _drive(snapshots, theta, i, theta0)
+    return drive.basis @ _gram(drive, lr, lam) @ drive.basis.T
+
+
+def _gram(drive: _Drive, lr: float, lam: float) -> np.ndarray:
+    """Return the Gram matrix in the basis of the scores, ``[d, d]``."""
+    check_positive("lr", lr)
+    T, p = drive.f.shape[1], 1 - lr * lam
+    powers = p ** np.arange(T - 1, -1, -1)
+    a = np.einsum("t,std->sd", powers, drive.f)
+    moved = -(drive.b[1:] - p**T * drive.b[:-1]) / lr
+    found = np.linalg.lstsq(a, moved, rcond=None)[0]
+    return (found + found.T) / 2
+
+
+def embedding(G: np.ndarray, d: int) -> np.ndarray:
+    """Return ``[n, d]`` features with this Gram matrix, the true ones but for a rotation."""
+    values, vectors = np.linalg.eigh(G)
+    return vectors[:, -d:] * np.sqrt(np.maximum(values[-d:], 0))
+
+
+def gram_from_gathers(
+    gathered: np.ndarray, theta: np.ndarray, i: np.ndarray, n: int, lr: float, lam: float
+) -> np.ndarray:
+    """S8 for SGD from ``w = 0``: return ``X Xᵀ`` from the scores gathered step by step.
+
+    The observer and what must be known are as in :func:`gram`; here every gather is an equation,
+    ``o_t = -γ Σ_{s<t} p^(t-1-s) ϑ_s G[i_t, i_s]``, linear in the ``n (n + 1)/2`` entries of G.
+    About that many steps are needed, so it is for small n, or for a few samples visited often.
+
+    Parameters
+    ----------
+    gathered, theta, i
+        ``[T]``: the block's score in each step, what was sent, and the sample.
+
+    Returns
+    -------
+    numpy.ndarray
+        ``[n, n]``.
+
+    Raises
+    ------
+    FedlibError
+        When the steps do not determine G.
+    """
+    check_positive("lr", lr)
+    theta, i = _messages(theta, i, n)
+    place = np.zeros((n, n), dtype=np.int64)
+    place[np.triu_indices(n)] = np.arange(n * (n + 1) // 2)
+    place = np.maximum(place, place.T)
+    rows, driven = np.zeros((len(i), n * (n + 1) // 2)), np.zeros(n)
+    for t, (value, sample) in enumerate(zip(theta, i, strict=True)):
+        rows[t, place[sample]] = driven
+        driven *= 1 - lr * lam
+        driven[sample] -= lr * value
+    found, _, rank, _ = np.linalg.lstsq(rows, np.asarray(gathered, dtype=float), rcond=1e-12)
+    if rank < rows.shape[1]:
+        raise FedlibError(f"{len(i)} gathers determine {rank} of {rows.shape[1]} entries. Wait.")
+    return found[place]
+
+
+class Recovered(NamedTuple):
+    """What :func:`features_up_to_signs` found.
+
+    Attributes
+    ----------
+    x
+        ``[n, d]``: the features up to the order and the signs of the columns, if ``residual`` is
+        of the size of rounding.
+    residual
+        How far the found features miss the snapshots, relative to them. The attacker sees it, and
+        so knows whether it succeeded.
+    starts
+        How many rotations were tried.
+    """
+
+    x: np.ndarray
+    residual: float
+    starts: int
+
+
+def features_up_to_signs(
+    snapshots: np.ndarray,
+    theta: np.ndarray,
+    i: np.ndarray,
+    theta0: np.ndarray,
+    lr: float,
+    lam: float,
+    starts: int = 6,
+    seed: int = 0,
+) -> Recovered:
+    """R5: return the features themselves under the nonconvex regulariser, up to signs and order.
+
+    The observer and what must be known are as in :func:`gram`, but for the regulariser, which is
+    the paper's ``½ Σ w²/(1 + w²)`` with ``λ > 0`` (its Problem 7). It acts on each weight for
+    itself, so turning the features changes the course of training, and only the ``2^d d!`` signed
+    orders of the columns give the same one. With ``X = F R``, F a basis of the snapshots, ``R`` is
+    fitted so that the known messages lead from each snapshot to the next; the start is the Gram
+    matrix of :func:`gram`, turned at random. The fit moves along the rotations and across them by
+    separate coordinates, since the snapshots tell rotations apart only by terms of order γλT.
+
+    P2 says that features cannot be inferred exactly, and Lemma 1 gives rotations as the reason.
+    For Problem 7 they are inferred exactly but for order and signs of the columns, by one dominator
+    if ``q = 2`` (threat model 1), or by all others (threat model 2), without side knowledge.
+
+    How far it goes. *Zero delay*, independent normal features, two snapshots more than twice the
+    features: tests reach 8 features to at least six digits. In trials, 12 were reached with a few
+    starts and 16 not with four; equations are left over, and what grows is the number of false
+    minima, so this is a limit of the search. Of a real set, three correlated columns came out as
+    well, and five strongly correlated ones did not. *Delays*: if the order in which the block
+    applied the messages is known, they change nothing; with one dominator and links that keep their
+    order it is the order sent. Where messages overtake each other and the order sent is taken for
+    the order applied, or where several threads update a block from stale reads of it, the residual
+    stops above rounding, so that it no longer tells a true minimum from a false one, and features
+    are approximate: two to about three digits; three to five with errors from a thousandth to some
+    ten per cent while messages are a few steps late, and useless in places when they are half an
+    inner loop late. Lost messages were not tried.
+
+    Parameters
+    ----------
+    snapshots, theta, i, theta0, lr, lam
+        As in :func:`gram`.
+    starts
+        Rotations to try, until one fits.
+    seed
+        Of the rotations.
+    """
+    check_positive("lr", lr)
+    check_positive("lam", lam)
+    check_whole_number("starts", starts)
+    drive = _drive(snapshots, theta, i, theta0)
+    values, vectors = np.linalg.eigh(_gram(drive, lr, lam))
+    root = vectors * np.sqrt(np.maximum(values, 1e-2 * values.max()))
+    best = None
+    for start in range(starts):
+        turn = np.linalg.qr(stream(seed, "attack", start).normal(size=root.shape))[0]
+        R, residual = _fit(drive, root @ turn, lr, lam)
+        if best is None or residual < best.residual:
+            best = Recovered(drive.basis @ R, residual, start + 1)
+        if residual < 1e-11:
+            break
+    return best._replace(starts=start + 1)
+
+
+def _fit(
+    drive: _Drive, R: np.ndarray, lr: float, lam: float, steps: int = 150
+) -> tuple[np.ndarray, float]:
+    """Return ``R[d, d]`` after damped Gauss–Newton steps ``R ← R exp(A + B)``, and the residual.
+
+    A is antisymmetric and turns, B is symmetric and changes the Gram matrix.
+    """
+    damping = 1e-3
+    r, J = _missed(drive, R, lr, lam, slopes=True)
+    for _ in range(steps):
+        scale = np.maximum(np.linalg.norm(J, axis=0), 1e-300)
+        damped = np.vstack([J / scale, np.sqrt(damping) * np.eye(len(scale))])
+        step = np.linalg.lstsq(damped, np.r_[-r, np.zeros(len(scale))], rcond=None)[0] / scale
+        step /= max(1.0, np.abs(step).max())
+        moved = R @ expm(_tangent(step, len(R)))
+        found = _missed(drive, moved, lr, lam)[0]
+        if np.linalg.norm(found) < np.linalg.norm(r):
+            gained = 1 - np.linalg.norm(found) / np.linalg.norm(r)
+            R, damping = moved, max(damping / 5, 1e-12)
+            r, J = _missed(drive, R, lr, lam, slopes=True)
+            if gained < 1e-6:
+                break
+        elif (damping := 4 * damping) > 1e8:
+            break
+    return R, float(np.linalg.norm(r))
+
+
+def _tangent(step: np.ndarray, d: int) -> np.ndarray:
+    """Return ``A + B`` from its entries: first A's above the diagonal, then B's from it on."""
+    strict, whole = np.triu_indices(d, 1), np.triu_indices(d)
+    A, B = np.zeros((d, d)), np.zeros((d, d))
+    A[strict], B[whole] = np.split(step, [len(strict[0])])
+    return A - A.T + B + np.triu(B, 1).T
+
+
+def _missed(
+    drive: _Drive, R: np.ndarray, lr: float, lam: float, slopes: bool = False
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """Return by how much each loop, run with features ``F R``, misses the next snapshot.
+
+    Returns
+    -------
+    tuple
+        ``[S d]``, relative to the snapshots; with ``slopes`` its derivative along
+        :func:`_tangent`'s coordinates ``[S d, d d]``.
+    """
+    (_, b, f), d = drive, len(R)
+    scale, every = np.linalg.norm(b), np.arange(d)
+    inverse = np.linalg.pinv(R)
+    w = b[:-1] @ inverse.T
+    J = -np.einsum("ka,sb->skab", inverse, w) if slopes else None
+    for t, push in enumerate(np.moveaxis(f @ R, 1, 0)):
+        q = 1 + w * w
+        if slopes:
+            J *= (1 - lr * lam * (1 - 3 * w * w) / q**3)[:, :, None, None]
+            J[:, every, :, every] -= lr * f[None, :, t]
+        w = w - lr * (push + lam * w / q**2)
+    r = ((w @ R.T - b[1:]) / scale).ravel()
+    if not slopes:
+        return r, None
+    J = np.einsum("xk,skab->sxab", R, J)
+    J[:, every, every] += w[:, None]
+    J = np.einsum("ac,rab->rcb", R, J.reshape(-1, d, d)) / scale  # along R ← R (1 + K)
+    (a, c), (e, g) = np.triu_indices(d, 1), np.triu_indices(d)
+    turned = J[:, a, c] - J[:, c, a]
+    return r, np.hstack([turned, J[:, e, g] + (e != g) * J[:, g, e]])
+
+
+# --- how well it went -----------------------------------------------------------------------------
+
+
+def distance(found: np.ndarray, true: np.ndarray, up_to: str = "nothing") -> float:
+    """Return the relative error of recovered features, ``‖found - true‖ / ‖true‖`` at best.
+
+    Parameters
+    ----------
+    found, true
+        ``[n, d]``.
+    up_to
+        What may be undone first: ``"nothing"``, ``"signs"`` (and the order of columns), or
+        ``"rotation"`` (an orthogonal matrix).
+    """
+    found, true = np.asarray(found, dtype=float), np.asarray(true, dtype=float)
+    if found.shape != true.shape or found.ndim != 2:
+        raise FedlibError(f"Compared are [n, d] and the same; got {found.shape}, {true.shape}.")
+    if up_to == "signs":
+        inner = true.T @ found
+        rows, columns = linear_sum_assignment(-np.abs(inner))
+        found = found[:, columns] * np.sign(inner[rows, columns])
+    elif up_to == "rotation":
+        left, _, right = np.linalg.svd(found.T @ true)
+        found = found @ left @ right
+    elif up_to != "nothing":
+        raise unknown("freedom", up_to, ("nothing", "signs", "rotation"))
+    return float(np.linalg.norm(found - true) / np.linalg.norm(true))

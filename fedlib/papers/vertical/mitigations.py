@@ -1,0 +1,412 @@
+"""What protects labels and scores in VFB², what it costs, and what it leaves open.
+
+Four protections, each measured in accuracy lost and bytes added (:func:`measure`):
+
+* **modular masks** (:class:`~.secure.ModularMasks`): end S4 to S6, not what is read from ``ϑ`` or
+  from totals;
+* **batch-level** ``ϑ``: parties get ``Σ ϑ_i x_i`` over a batch and no single ``ϑ_i``. Features and
+  ``ϑ`` lie apart, so this sum needs
+* **encryption** (:func:`encrypted_gradient`): ``ϑ`` travels under an additively homomorphic scheme;
+* **noise** with label differential privacy: each label is randomised once, or every ``ϑ`` is.
+
+None of them hides ``wᵀx`` from the party that launches an update, so S7 and S8 stay open to it.
+
+Source: none of this is in the paper, which argues without it. Randomised response: Warner 1965;
+label differential privacy: Chaudhuri and Hsu, COLT 2011, and Ghazi et al., NeurIPS 2021; zCDP: Bun
+and Steinke, TCC 2016; encryption: Paillier, EUROCRYPT 1999.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.special import expit
+
+from fedlib.engine.checks import check_positive, check_whole_number
+from fedlib.engine.rng import stream
+from fedlib.errors import FedlibError, unknown
+from fedlib.papers.vertical.secure import ModularMasks, step_ledger
+
+NOISES = ("none", "response", "laplace", "gaussian")
+KEY_BITS = 2048
+"""Length of Paillier's modulus; 112 bits of security by NIST SP 800-57. Shorter ones are toys."""
+
+
+# --- noise on labels, or on ϑ ---------------------------------------------------------------------
+
+
+def flip_probability(epsilon: float) -> float:
+    """Return with which probability randomised response turns a label: ``1/(1 + e^ε)``."""
+    check_positive("epsilon", epsilon)
+    return float(expit(-epsilon))
+
+
+def randomised_response(y: np.ndarray, epsilon: float, rng: np.random.Generator) -> np.ndarray:
+    """Return labels of which each is turned once, for good, with :func:`flip_probability`.
+
+    ε-differentially private for each label, for the whole run: a label ``+1`` becomes ``+1`` with
+    probability ``e^ε/(1 + e^ε)``, and ``-1`` becomes ``+1`` with ``1/(1 + e^ε)``. The ratio is
+    ``e^ε``, the same for the other answer, and all that follows, every ``ϑ`` at every visit, is
+    computed from the answer (and from features, which the guarantee does not speak of). Privacy
+    does not wear off with visits. Nobody guesses an unbiased label with success above
+    ``e^ε/(1 + e^ε)``.
+
+    Parameters
+    ----------
+    y
+        ``[n]``, -1 or +1.
+    epsilon
+        ε, above 0.
+    """
+    y = np.asarray(y, dtype=float)
+    return np.where(rng.random(y.shape) < flip_probability(epsilon), -y, y)
+
+
+def debiased_theta(z: np.ndarray, answered: np.ndarray, epsilon: float) -> np.ndarray:
+    """Return ``ϑ`` of the logistic loss made unbiased for randomised labels.
+
+    With p the probability of a turn, ``((1-p) ϑ(z, ỹ) - p ϑ(z, -ỹ)) / (1-2p)`` has the mean
+    ``ϑ(z, y)`` over the answer ``ỹ``. It is computed from the answer alone, so it costs no privacy;
+    its variance grows as ε falls.
+
+    Parameters
+    ----------
+    z, answered
+        Scores and randomised labels, ``[...]``.
+    epsilon
+        As in :func:`randomised_response`.
+    """
+    p = flip_probability(epsilon)
+    kept, turned = (-side * expit(-side * z) for side in (answered, -answered))
+    return ((1 - p) * kept - p * turned) / (1 - 2 * p)
+
+
+def laplace_scale(epsilon: float, visits: int) -> float:
+    """Return the scale b of Laplace noise on every ``ϑ`` that makes a run ε-private for each label.
+
+    Changing a label moves ``ϑ`` of the logistic loss by exactly 1, whatever the score:
+    ``σ(-z) + σ(z) = 1``. Densities of ``ϑ + Lap(b)`` for the two labels have a ratio of at most
+    ``e^{1/b}``. A sample's r visits compose, each given what was sent before, to ``e^{r/b}``; so
+    ``b = r/ε``. Everybody, the active party too, has to go on from the noisy ``ϑ``: otherwise
+    later scores depend on the label by a way that the noise does not cover.
+
+    Parameters
+    ----------
+    epsilon
+        ε for the whole run.
+    visits
+        The most messages about one sample; passes in which all ``ϑ`` are formed count.
+    """
+    check_positive("epsilon", epsilon)
+    check_whole_number("visits", visits)
+    return visits / epsilon
+
+
+def gaussian_scale(epsilon: float, delta: float, visits: int) -> float:
+    """Return σ of normal noise on every ``ϑ`` that makes a run (ε, δ)-private for each label.
+
+    A message is ``1/(2σ²)``-zCDP (it moves by 1, see :func:`laplace_scale`), r of them add up to
+    ``ρ = r/(2σ²)``, and ρ-zCDP implies ``(ρ + 2 √(ρ log 1/δ), δ)``. Solved for σ:
+    ``√ρ = √(log 1/δ + ε) - √(log 1/δ)``.
+    """
+    check_positive("epsilon", epsilon)
+    check_whole_number("visits", visits)
+    if not 0 < delta < 1:
+        raise FedlibError(f"delta is between 0 and 1, far below 1/n; got {delta!r}.")
+    log = math.log(1 / delta)
+    return math.sqrt(visits / 2) / (math.sqrt(log + epsilon) - math.sqrt(log))
+
+
+# --- encryption -----------------------------------------------------------------------------------
+
+
+def keypair(bits: int = KEY_BITS) -> tuple[Any, Any]:
+    """Return a public and a private key of Paillier's scheme.
+
+    Where the package ``gmpy2`` is installed, all that is done with them is many times faster.
+
+    Raises
+    ------
+    FedlibError
+        If the package ``phe`` is not installed.
+    """
+    try:
+        from phe import paillier
+    except ImportError as error:
+        raise FedlibError(
+            "Encrypted messages need the package phe (Paillier's scheme), which is not installed. "
+            "What to do: pip install phe, or pip install 'fedlib[vertical]'."
+        ) from error
+    return paillier.generate_paillier_keypair(n_length=bits)
+
+
+class Sealed(NamedTuple):
+    """What :func:`encrypted_gradient` returns.
+
+    Attributes
+    ----------
+    gradient
+        ``Σ_i ϑ_i x_i``, ``[d]``: what the party without labels ends up with.
+    blinded
+        What the dominator decrypts: ``[d]`` whole numbers modulo n, uniform whatever the data are.
+    bytes
+        Sent in all, both ways.
+    seconds
+        For encrypting, for the party's products, and for decrypting.
+    """
+
+    gradient: np.ndarray
+    blinded: list[int]
+    bytes: int
+    seconds: dict[str, float]
+
+
+def encrypted_gradient(
+    theta: np.ndarray, x: np.ndarray, keys: tuple[Any, Any], bits: int = 32
+) -> Sealed:
+    """Form ``Σ_i ϑ_i x_i`` of one party without showing it ``ϑ``, nor the dominator the sum.
+
+    The dominator holds the keys and sends ``Enc(ϑ_i)`` for a batch. The party raises them to its
+    features, multiplies, and blinds each sum with a fresh number uniform modulo n. The dominator
+    decrypts the blinded sums and returns them; the party takes its blinds off.
+
+    The dominator learns nothing, perfectly: blinded sums and fresh ciphertexts are uniform. The
+    party sees ciphertexts, which tell it nothing under Paillier's assumption (deciding residues
+    modulo ``n²``), and the sum. That sum gives every ``ϑ_i`` away where the batch has no more
+    independent rows than the party has features, see :func:`theta_from_gradient`: one sample at a
+    time, encryption protects no label. How a party learns its own updates cannot be mended by
+    hiding ``ϑ``; for more, weights have to stay encrypted too.
+
+    Parameters
+    ----------
+    theta
+        ``[B]``.
+    x
+        The party's features of the batch, ``[B, d]``.
+    keys
+        As :func:`keypair` returns them.
+    bits
+        Binary digits after the point, of ``ϑ`` and of features.
+
+    Raises
+    ------
+    FedlibError
+        When the key is too short for the sum.
+    """
+    from phe.util import powmod  # with gmpy2, if that is installed
+
+    public, private = keys
+    theta, x = np.asarray(theta, dtype=float), np.asarray(x, dtype=float)
+    whole = [[round(math.ldexp(float(v), bits)) for v in row] for row in x]
+    sent = [round(math.ldexp(float(v), bits)) for v in theta]
+    most = sum(abs(v) * max(map(abs, row), default=0) for v, row in zip(sent, whole, strict=True))
+    if 2 * most >= public.n:
+        raise FedlibError(f"A key of {public.n.bit_length()} bits is too short for these sums.")
+    clock, square = [time.perf_counter()], public.nsquare
+    sealed = [public.raw_encrypt(v % public.n) for v in sent]
+    clock.append(time.perf_counter())
+    blinds = [secrets.randbelow(public.n) for _ in range(x.shape[1])]
+    sums = []
+    for column, blind in zip(zip(*whole, strict=True), blinds, strict=True):
+        total = public.raw_encrypt(blind)
+        for cipher, factor in zip(sealed, column, strict=True):
+            total = total * powmod(cipher, factor, square) % square
+        sums.append(total)
+    clock.append(time.perf_counter())
+    blinded = [private.raw_decrypt(total) for total in sums]
+    clock.append(time.perf_counter())
+    opened = [(value - blind) % public.n for value, blind in zip(blinded, blinds, strict=True)]
+    signed = [value - public.n if value > public.n // 2 else value for value in opened]
+    seconds = dict(zip(("encrypt", "multiply", "decrypt"), np.diff(clock).tolist(), strict=True))
+    return Sealed(
+        np.array([math.ldexp(value, -2 * bits) for value in signed]),
+        blinded,
+        sealed_bytes(len(theta), [x.shape[1]], public.n.bit_length()),
+        seconds,
+    )
+
+
+def sealed_bytes(batch: int, d: Sequence[int], bits: int = KEY_BITS) -> int:
+    """Return the bytes that encrypted ``ϑ`` take for one batch and parties with ``d`` features.
+
+    To each party a ciphertext for each sample; from it one for each feature, and a blinded number
+    for each feature back. A ciphertext has twice the key's bits.
+    """
+    cipher, number = -(-2 * bits // 8), -(-bits // 8)
+    return sum(batch * cipher + one * (cipher + number) for one in d)
+
+
+def theta_from_gradient(x: np.ndarray, gradient: np.ndarray) -> np.ndarray:
+    """Return ``ϑ`` of a batch from its gradient sum: what batch-level ``ϑ`` leaves open.
+
+    The observer is the party that gets ``Σ ϑ_i x_i`` for its own rows ``x``, alone, with nothing to
+    know besides. If its rows of the batch are independent, so at most as many as its features, the
+    values are exact, and :func:`~.attacks.labels` follows. Otherwise the shortest solution is
+    returned: it is a guess, and still better than chance.
+
+    Parameters
+    ----------
+    x
+        ``[B, d]``.
+    gradient
+        ``[d]``.
+    """
+    return np.linalg.lstsq(np.asarray(x, dtype=float).T, gradient, rcond=None)[0]
+
+
+# --- what it costs --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Protection:
+    """A choice of protections; the default is the paper's own: real-valued masks and open ``ϑ``.
+
+    Parameters
+    ----------
+    bits
+        Binary digits of modular masks; None leaves sums real-valued.
+    batch
+        Samples of a step. Above 1, parties get sums over the batch, which takes encryption.
+    noise
+        One of ``NOISES``: nothing, randomised response once a label, or noise on each ``ϑ``.
+    epsilon, delta
+        Of the noise, for the whole run; δ for ``"gaussian"`` only.
+    key
+        Bits of the key that ``ϑ`` is encrypted with; 0 leaves it open. A batch has to have one.
+    """
+
+    bits: int | None = None
+    batch: int = 1
+    noise: str = "none"
+    epsilon: float | None = None
+    delta: float = 1e-6
+    key: int = 0
+
+    def __post_init__(self) -> None:
+        check_whole_number("batch", self.batch)
+        if self.noise not in NOISES:
+            raise unknown("noise", self.noise, NOISES)
+        if (self.noise == "none") != (self.epsilon is None):
+            raise FedlibError("Noise comes with its epsilon, and epsilon with a kind of noise.")
+        if self.noise != "none":
+            check_positive("epsilon", self.epsilon)
+        if self.batch > 1 and not self.key:
+            raise FedlibError(
+                "A sum over a batch is formed under encryption, as features and theta lie with "
+                f"different parties. Say Protection(batch={self.batch}, key={KEY_BITS})."
+            )
+
+
+class Cost(NamedTuple):
+    """What a protection costs, and what it protects.
+
+    Attributes
+    ----------
+    accuracy
+        Share of test samples on the right side.
+    labels
+        Share of the training labels that a passive party names rightly.
+    bytes
+        Sent by all parties together, for each training sample visited.
+    """
+
+    accuracy: float
+    labels: float
+    bytes: float
+
+
+def measure(
+    protection: Protection,
+    train: tuple[np.ndarray, np.ndarray],
+    test: tuple[np.ndarray, np.ndarray],
+    blocks: Sequence[np.ndarray],
+    lr: float,
+    passes: int,
+    lam: float = 1e-4,
+    seed: int = 0,
+) -> Cost:
+    """Train a logistic model by VFB²-SGD without delay under a protection; return cost and use.
+
+    Party 0 holds the labels; party 1 attacks, with what reaches it: every ``ϑ``, of which it takes
+    the sum over a sample's visits, or the sums over batches, which it solves for ``ϑ`` first.
+    Samples come in shuffled passes, so that each has as many visits as there are passes. What
+    encryption computes is computed here without it: the numbers are the same up to the last digit,
+    see :func:`encrypted_gradient`.
+
+    Parameters
+    ----------
+    train, test
+        Features ``[n, d]`` and labels -1 or +1.
+    blocks
+        Columns of each of the q parties, two or more.
+    lr
+        Step size; of a batch the mean gradient is taken.
+    passes
+        Over the data.
+    lam
+        λ of ``‖w‖²/2``.
+    """
+    x, y = np.asarray(train[0], dtype=float), np.asarray(train[1], dtype=float)
+    if not np.isin(y, (-1.0, 1.0)).all() or len(blocks) < 2:
+        raise FedlibError("Labels are -1 or +1, and there are two parties or more.")
+    check_positive("lr", lr)
+    check_whole_number("passes", passes)
+    told, spread = y, 0.0
+    rng = stream(seed, "protection")
+    if protection.noise == "response":
+        told = randomised_response(y, protection.epsilon, rng)
+    elif protection.noise == "laplace":
+        spread = laplace_scale(protection.epsilon, passes)
+    elif protection.noise == "gaussian":
+        spread = gaussian_scale(protection.epsilon, protection.delta, passes)
+    w, evidence = np.zeros(x.shape[1]), np.zeros(len(y))
+    for number in range(passes):
+        order = stream(seed, "protected pass", number).permutation(len(y))
+        for rows in np.split(order, range(protection.batch, len(y), protection.batch)):
+            z = _gathered(protection, x[rows], w, blocks)
+            theta = -told[rows] * expit(-told[rows] * z)
+            if protection.noise == "response":
+                theta = debiased_theta(z, told[rows], protection.epsilon)
+            elif spread:
+                draw = rng.laplace if protection.noise == "laplace" else rng.normal
+                theta = theta + draw(0.0, spread, theta.shape)
+            gradient = theta @ x[rows]
+            seen = theta
+            if protection.key:
+                mine = blocks[1]
+                seen = theta_from_gradient(x[np.ix_(rows, mine)], gradient[mine])
+            evidence[rows] -= seen
+            w -= lr * (gradient / len(rows) + lam * w)
+    right = float(np.mean(np.sign(test[0] @ w) == test[1]))
+    return Cost(right, float(np.mean(np.sign(evidence) == y)), sample_bytes(protection, blocks))
+
+
+def _gathered(
+    protection: Protection, x: np.ndarray, w: np.ndarray, blocks: Sequence[np.ndarray]
+) -> np.ndarray:
+    """Return the scores of a batch as Algorithm 1 delivers them."""
+    if protection.bits is None:
+        return x @ w
+    masks = ModularMasks(protection.bits)
+    parts = np.stack([x[:, block] @ w[block] for block in blocks])
+    return masks.decode(masks.encode(parts).sum(axis=0, dtype=np.uint64))  # masks cancel exactly
+
+
+def sample_bytes(protection: Protection, blocks: Sequence[np.ndarray]) -> float:
+    """Return the bytes that all parties send for each sample visited, requests left out.
+
+    Masked sums take 8 bytes each, real or modular. An open ``ϑ`` takes 8 and its index 8.
+    """
+    sent = step_ledger(len(blocks))
+    up = sum(one.bytes for one in sent if one.sender != "party 1")
+    if not protection.key:
+        return float(sum(one.bytes for one in sent))
+    others = [len(block) for block in blocks[1:]]
+    index = 8 * len(others)
+    return up + index + sealed_bytes(protection.batch, others, protection.key) / protection.batch

@@ -1,0 +1,668 @@
+"""Masked tree aggregation: who sums what with whom, what everybody sees, and what that gives away.
+
+Algorithm 1 forms ``wᵀx_i = Σ_l o_l`` for the dominator. Party ``l`` draws a mask ``δ_l``; the sums
+of ``o_l + δ_l`` go up a tree ``T1``, those of ``δ_l`` up another tree ``T2``, and the difference is
+the score. Here is that algorithm with a transcript of what every party saw, the paper's condition
+on the two trees (Definition 4), and the test that the condition stands for: what can a coalition
+compute from its view?
+
+A tree is a party's number or a tuple of trees, as in ``((1, 2), (3, 4))``. Parties sit on seats
+``1 .. q``; seat 1 is the dominator's (:func:`seats` says who sits where). The party with the
+lowest number below an inner node hosts it, as in Figure 5, so seat 1 hosts the root of every tree.
+
+Source: Q. Zhang, B. Gu, C. Deng and H. Huang, *Secure Bilevel Asynchronous Vertical Federated
+Learning with Backward Updating*, AAAI 2021, Algorithm 1, Section 6 and Appendix B.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import combinations
+from typing import NamedTuple
+
+import numpy as np
+
+from fedlib.engine.checks import check_whole_number
+from fedlib.errors import FedlibError, unknown
+from fedlib.population.messages import Message
+
+Tree = int | tuple["Tree", ...]
+Trees = tuple[Tree, Tree]
+
+FIGURE_5: Trees = (((1, 2), (3, 4)), ((1, 3), (2, 4)))
+"""The paper's example of two trees, for four parties."""
+
+LAWS = ("uniform", "gaussian")
+WORD = 64
+"""Bits of the numbers that modular masks are added to."""
+
+
+# --- trees ----------------------------------------------------------------------------------------
+
+
+class Send(NamedTuple):
+    """A message on the way up a tree: the sum over the parties ``over``."""
+
+    sender: int
+    receiver: int
+    over: tuple[int, ...]
+
+
+def leaves(tree: Tree) -> tuple[int, ...]:
+    """Return the parties of a tree in increasing order.
+
+    Raises
+    ------
+    FedlibError
+        When a party occurs twice, or an inner node has less than two children.
+    """
+    found = sorted(_walk(tree))
+    if len(set(found)) < len(found):
+        raise FedlibError(f"Each party is one leaf of a tree; got {tree}.")
+    return tuple(found)
+
+
+def _walk(tree: Tree) -> Iterable[int]:
+    if not isinstance(tree, tuple):
+        yield int(tree)
+        return
+    if len(tree) < 2:
+        raise FedlibError(f"An inner node has two children or more; got {tree}.")
+    for child in tree:
+        yield from _walk(child)
+
+
+def sends(tree: Tree) -> list[Send]:
+    """Return the messages of a tree, children before parents.
+
+    Every party but the root's host sends once, so there are ``q - 1``.
+    """
+    found: list[Send] = []
+
+    def up(node: Tree) -> tuple[int, ...]:
+        if not isinstance(node, tuple):
+            return (int(node),)
+        parts = [up(child) for child in node]
+        whole = tuple(sorted(sum(parts, ())))
+        found.extend(Send(part[0], whole[0], part) for part in parts if part[0] != whole[0])
+        return whole
+
+    up(tree)
+    return found
+
+
+def depth(tree: Tree) -> int:
+    """Return how many sums follow one another from a leaf to the root."""
+    return 1 + max(map(depth, tree)) if isinstance(tree, tuple) else 0
+
+
+def chains(q: int) -> Trees:
+    """Return the pair of chains: ``T1`` adds parties 1, 2, ..., q in turn, ``T2`` the other way.
+
+    Partial sums of the one are over the first parties, of the other over the last, so the two are
+    significantly different, and no single party's view gives anything away. The price is depth
+    ``q - 1``.
+    """
+    check_whole_number("q", q, 2)
+    first, second = 1, q
+    for one, other in zip(range(2, q + 1), range(q - 1, 0, -1), strict=True):
+        first, second = (first, one), (second, other)
+    return first, second
+
+
+def log_depth(q: int, left: str = "down") -> Trees:
+    """Return two trees of depth about ``log2 q``: parties in order, and odd ones before even ones.
+
+    ``T1`` splits ``1 .. q`` in halves, again and again. ``T2`` joins the odd parties' balanced tree
+    with that of the even ones.
+
+    Parameters
+    ----------
+    left
+        What to do with an odd number: the left half is the smaller (``"down"``) or the larger
+        (``"up"``). Both satisfy Definition 4. Only ``"down"`` hides every term from every single
+        party (checked up to ``q = 40``); ``"up"`` does so for few q, see :func:`leak`.
+    """
+    check_whole_number("q", q, 2)
+    if left not in ("down", "up"):
+        raise unknown("rounding of the left half", left, ("down", "up"))
+    parties = list(range(1, q + 1))
+    return (
+        _balanced(parties, left),
+        (_balanced(parties[::2], left), _balanced(parties[1::2], left)),
+    )
+
+
+def _balanced(parties: Sequence[int], left: str) -> Tree:
+    if len(parties) == 1:
+        return parties[0]
+    half = (len(parties) + (left == "up")) // 2
+    return _balanced(parties[:half], left), _balanced(parties[half:], left)
+
+
+def seats(q: int, dominator: int) -> tuple[int, ...]:
+    """Return which of the parties ``0 .. q-1`` sits on each seat: the dominator on the first."""
+    check_whole_number("q", q, 2)
+    if not 0 <= dominator < q:
+        raise FedlibError(f"Party {dominator} does not exist: there are {q}, counted from 0.")
+    return dominator, *(party for party in range(q) if party != dominator)
+
+
+def significantly_different(trees: Trees) -> bool:
+    """Tell whether no subtree of one tree has the leaves of a subtree of the other.
+
+    Compared are subtrees with more than one leaf and fewer than all (Definition 4 of the paper,
+    after Gu et al., 2020). Single leaves are not compared, which is why the condition does not keep
+    all masks on: a party may receive ``o_l + δ_l`` and ``δ_l`` themselves, see :func:`leak`.
+    """
+    check_trees(trees)
+    first, second = (_inner(tree) for tree in trees)
+    return not (first & second)
+
+
+def _inner(tree: Tree) -> set[int]:
+    """Return the leaf sets of the proper inner nodes, as numbers with a bit for each party."""
+    found = set()
+
+    def visit(node: Tree) -> int:
+        if not isinstance(node, tuple):
+            return 1 << int(node)
+        bits = sum(map(visit, node))
+        found.add(bits)
+        return bits
+
+    return found - {visit(tree)}
+
+
+def check_trees(trees: Trees) -> int:
+    """Return the number of parties, having refused trees that are not both over ``1 .. q``."""
+    if not isinstance(trees, tuple) or len(trees) != 2:
+        raise FedlibError("Two trees are needed: one for masked scores and one for masks.")
+    first, second = (leaves(tree) for tree in trees)
+    q = len(first)
+    if first != second or first != tuple(range(1, q + 1)):
+        raise FedlibError(
+            f"Both trees have the leaves 1 .. q; got {list(first)} and {list(second)}."
+        )
+    check_whole_number("q", q, 2)
+    return q
+
+
+# --- what a coalition can compute -----------------------------------------------------------------
+
+
+def view(trees: Trees, coalition: Iterable[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the view of a coalition in one run of Algorithm 1 as rows over ``o`` and over ``δ``.
+
+    Row ``r`` says that the coalition knows ``A_o[r] @ o + A_delta[r] @ δ``: first its members' own
+    scores, then their own masks, then every sum that one of them received up ``T1`` and ``T2``.
+
+    Returns
+    -------
+    tuple
+        ``A_o`` and ``A_delta``, whole numbers ``[rows, q]``; column ``l - 1`` is party ``l``.
+    """
+    q = check_trees(trees)
+    members = _members(coalition, q)
+    rows = [({l}, set()) for l in members] + [(set(), {l}) for l in members]
+    for tree, masked in zip(trees, (True, False), strict=True):
+        for one in sends(tree):
+            if one.receiver in members:
+                rows.append((set(one.over) if masked else set(), set(one.over)))
+    parts = np.zeros((2, len(rows), q), dtype=np.int64)
+    for r, row in enumerate(rows):
+        for part, parties in zip(parts, row, strict=True):
+            part[r, [l - 1 for l in parties]] = 1
+    return parts[0], parts[1]
+
+
+def _members(coalition: Iterable[int], q: int) -> list[int]:
+    members = sorted(set(coalition))
+    if not members or not all(l in range(1, q + 1) for l in members):
+        raise FedlibError(f"A coalition is made of parties from 1 to {q}; got {members}.")
+    return members
+
+
+class Known(NamedTuple):
+    """Sums of scores that a coalition can compute, and how.
+
+    Attributes
+    ----------
+    sums
+        ``[r, q]``: independent rows over the scores, in reduced form. ``e_l`` is among them
+        exactly if the score of party ``l`` can be computed.
+    recipe
+        ``[r, rows]``: the combinations of the view's rows that give them.
+    """
+
+    sums: np.ndarray
+    recipe: np.ndarray
+
+
+def known(trees: Trees, coalition: Iterable[int]) -> Known:
+    """Return all that a coalition learns about the scores in one run of Algorithm 1.
+
+    It can compute each sum whose masks cancel. With masks that are uniform modulo ``2^64`` it
+    learns nothing else: the rest of its view is uniform whatever the scores are. With real-valued
+    masks of any law it learns a little more (see ``attacks.mask_range``).
+
+    Notes
+    -----
+    The sums over subtrees of two trees form a totally unimodular matrix (two laminar families,
+    Edmonds 1970), and own values are sums over single leaves. So elimination meets no pivot other
+    than ``±1``, ranks are the same over every field, and what holds for real numbers holds modulo
+    ``2^64``.
+    """
+    A_o, A_delta = view(trees, coalition)
+    q, rows = A_o.shape[1], len(A_o)
+    whole = np.hstack([A_delta, A_o, np.eye(rows, dtype=np.int64)])
+    _, unmasked = _reduced(whole, q)
+    sums, _ = _reduced(unmasked[:, q:], q)
+    return Known(sums[:, :q], sums[:, q:])
+
+
+def _reduced(matrix: np.ndarray, columns: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the rows with a pivot among the first columns, reduced, and the rows without one."""
+    matrix, row = matrix.copy(), 0
+    for column in range(columns):
+        candidates = np.flatnonzero(matrix[row:, column])
+        if not len(candidates):
+            continue
+        chosen = row + candidates[0]
+        matrix[[row, chosen]] = matrix[[chosen, row]]
+        pivot = matrix[row, column]
+        if abs(pivot) != 1:
+            matrix, pivot = matrix.astype(object), Fraction(1, int(pivot))
+        matrix[row] = matrix[row] * pivot
+        others = np.flatnonzero(matrix[:, column])
+        others = others[others != row]
+        matrix[others] -= np.outer(matrix[others, column], matrix[row])
+        row += 1
+    return matrix[:row], matrix[row:]
+
+
+def leak(trees: Trees, coalition: Iterable[int]) -> int:
+    """Return how many independent sums of others' scores a coalition can compute.
+
+    Written with ranks: ``rank [A_o | A_δ] - rank A_δ - |C|``. The dominator learns ``wᵀx_i`` in any
+    case, so 1 is the least for a coalition with party 1, and 0 for one without; more says that the
+    trees give terms or partial sums away.
+
+    Notes
+    -----
+    Ours. Definition 4 does not imply it: for ``T1 = ((1, 2), 3)`` and ``T2 = ((1, 3), 2)``, which
+    satisfy the definition, the dominator receives both other parties' masked scores and masks.
+    """
+    members = list(coalition)
+    return len(known(trees, members).sums) - len(set(members))
+
+
+def safe(trees: Trees, coalition: Iterable[int]) -> bool:
+    """Tell whether a coalition learns nothing about others' scores but, with party 1, the total."""
+    members = list(coalition)
+    return leak(trees, members) <= (1 in members)
+
+
+def opened(trees: Trees, coalition: Iterable[int]) -> tuple[int, ...]:
+    """Return the parties outside a coalition whose own score it can compute."""
+    q = check_trees(trees)
+    members = _members(coalition, q)
+    lone = [np.flatnonzero(row) for row in known(trees, members).sums]
+    return tuple(
+        int(at[0]) + 1
+        for at in sorted(lone, key=tuple)
+        if len(at) == 1 and at[0] + 1 not in members
+    )
+
+
+# --- masks ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RealMasks:
+    """Real-valued masks of a stated law. The paper fixes none.
+
+    Parameters
+    ----------
+    width
+        B: ``"uniform"`` masks lie in ``[-B, B]``; ``"gaussian"`` ones have standard deviation B.
+    law
+        One of ``LAWS``.
+    dtype
+        ``"float64"`` or ``"float32"``: the precision of scores, masks and sums.
+    step
+        Above 0, masks are rounded to multiples of it; 0 leaves them as drawn.
+    accuracy
+        The error in ``wᵀx_i`` that one is ready to accept, in the units of the score.
+
+    Raises
+    ------
+    FedlibError
+        On use, when masks of this width leave rounding errors above ``accuracy``: about ``q B u``
+        with the unit roundoff u.
+    """
+
+    width: float
+    law: str = "uniform"
+    dtype: str = "float64"
+    step: float = 0.0
+    accuracy: float = 1e-3
+
+    def __post_init__(self) -> None:
+        if self.law not in LAWS:
+            raise unknown("law of the masks", self.law, LAWS)
+        if self.dtype not in ("float32", "float64"):
+            raise unknown("precision", self.dtype, ("float32", "float64"))
+        for name in ("width", "accuracy"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise FedlibError(
+                    f"{name} is above 0 and finite; got {getattr(self, name)!r}. Masks that hide "
+                    "whatever the scores are: ModularMasks()."
+                )
+        if not 0 <= self.step < self.width:
+            raise FedlibError(f"step is at least 0 and below the width; got {self.step!r}.")
+
+    def rounding(self, q: int) -> float:
+        """Return the size of the error that rounding leaves in the sum, ``q B u``."""
+        return q * self.width * float(np.finfo(self.dtype).eps) / 2
+
+    def encode(self, scores: np.ndarray) -> np.ndarray:
+        """Return scores ``[q, ...]`` as they are added to masks."""
+        if (error := self.rounding(len(scores))) > self.accuracy:
+            raise FedlibError(
+                f"Masks of width {self.width:g} wash out the sum: in {self.dtype}, {len(scores)} "
+                f"parties' rounding errors come to about {error:.2g}, and {self.accuracy:g} is "
+                "accepted. Take narrower masks, float64, or ModularMasks(), whose sums are exact."
+            )
+        return np.asarray(scores, dtype=self.dtype)
+
+    def draw(self, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
+        """Return fresh masks."""
+        if self.law == "uniform":
+            masks = rng.uniform(-self.width, self.width, shape)
+        else:
+            masks = rng.normal(0.0, self.width, shape)
+        if self.step:
+            masks = np.rint(masks / self.step) * self.step
+        return masks.astype(self.dtype)
+
+    def decode(self, total: np.ndarray) -> np.ndarray:
+        """Return the unmasked sum as float64."""
+        return np.asarray(total, dtype=np.float64)
+
+
+@dataclass(frozen=True)
+class ModularMasks:
+    """Fixed-point scores plus uniform masks modulo ``2^64``: sums are exact, single terms hidden.
+
+    A score is rounded to a multiple of ``2^-bits``. Whatever it is, the masked score is uniform on
+    all 64-bit numbers: the mask hides it perfectly as long as nobody learns the mask.
+
+    Parameters
+    ----------
+    bits
+        Binary digits after the point, 0 to 52. The parties' sum must stay below ``2^(63 - bits)``.
+
+    Notes
+    -----
+    The simulation draws masks from a seeded generator that is not made for cryptography, so that
+    runs can be repeated. A deployment draws them from the operating system (``secrets``).
+    """
+
+    bits: int = 32
+
+    def __post_init__(self) -> None:
+        check_whole_number("bits", self.bits, 0)
+        if self.bits > 52:
+            raise FedlibError(f"At most 52 bits after the point; got {self.bits}.")
+
+    def rounding(self, q: int) -> float:
+        """Return the largest error of the sum: half a last digit from each party."""
+        return q * 2.0 ** -(self.bits + 1)
+
+    def encode(self, scores: np.ndarray) -> np.ndarray:
+        """Return scores ``[q, ...]`` as whole numbers modulo ``2^64``.
+
+        Raises
+        ------
+        FedlibError
+            When a score is not finite, or so large that the sum of q such could overflow.
+        """
+        scores = np.asarray(scores, dtype=np.float64)
+        limit = 2.0 ** (WORD - 1 - self.bits) / len(scores)
+        if not (np.abs(scores) < limit).all():
+            worst = scores.flat[np.argmax(~(np.abs(scores) < limit))]
+            raise FedlibError(
+                f"A score of {worst:g} does not fit: with {self.bits} bits after the point and "
+                f"{len(scores)} parties each lies strictly within ±{limit:g}. Take fewer bits."
+            )
+        return np.rint(np.ldexp(scores, self.bits)).astype(np.int64).view(np.uint64)
+
+    def draw(self, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
+        """Return fresh masks, uniform on all 64-bit numbers."""
+        return rng.integers(0, 2**WORD, shape, dtype=np.uint64)
+
+    def decode(self, total: np.ndarray) -> np.ndarray:
+        """Return the unmasked sum as float64, which holds it exactly below ``2^(53 - bits)``."""
+        signed = np.asarray(total, dtype=np.uint64).view(np.int64)
+        return np.ldexp(signed.astype(np.float64), -self.bits)
+
+
+# --- the aggregation, and what was seen -----------------------------------------------------------
+
+
+class Seen(NamedTuple):
+    """One thing that a party saw: a sum over the parties ``over``, from ``sender``.
+
+    Attributes
+    ----------
+    party
+        Who saw it.
+    sender
+        Who sent it; ``party`` itself for own values.
+    content
+        ``"own score"``, ``"own mask"``, ``"masked score"`` (up T1), ``"mask"`` (up T2), ``"padded
+        score"`` (with pairwise keys), ``"total"``.
+    over
+        The parties whose terms are in the sum.
+    value
+        As sent: floats, or whole numbers modulo ``2^64``; ``[...]``.
+    """
+
+    party: int
+    sender: int
+    content: str
+    over: tuple[int, ...]
+    value: np.ndarray
+
+
+class Aggregated(NamedTuple):
+    """The sum that party 1 has in the end, ``[...]``, and the transcript of the run."""
+
+    total: np.ndarray
+    transcript: list[Seen]
+
+
+def aggregate(
+    scores: np.ndarray,
+    trees: Trees,
+    masks: RealMasks | ModularMasks,
+    rng: np.random.Generator,
+) -> Aggregated:
+    """Run Algorithm 1: sum masked scores up one tree and masks up the other.
+
+    Parameters
+    ----------
+    scores
+        ``o_l`` on the seats in order, ``[q]`` or ``[q, ...]``: all samples of a pass at once.
+    trees
+        Two trees over ``1 .. q``, such as :func:`chains` or :func:`log_depth` give them.
+    masks
+        The law of the masks and the arithmetic.
+    rng
+        Draws the masks, see :func:`fedlib.engine.rng.stream`.
+
+    Returns
+    -------
+    Aggregated
+        ``wᵀx_i``, and what every party saw on the way.
+
+    Raises
+    ------
+    FedlibError
+        When scores and trees disagree about q, or the masks would spoil the sum.
+    """
+    q = check_trees(trees)
+    scores = np.asarray(scores)
+    if not scores.ndim or len(scores) != q:
+        raise FedlibError(f"The trees have {q} parties, the scores are {[*scores.shape]}.")
+    encoded = masks.encode(scores)
+    drawn = masks.draw(encoded.shape, rng)
+    transcript = []
+    for content, values in (("own score", encoded), ("own mask", drawn)):
+        transcript += [Seen(l, l, content, (l,), values[l - 1]) for l in range(1, q + 1)]
+    sums = []
+    for tree, content, values in zip(
+        trees, ("masked score", "mask"), (encoded + drawn, drawn), strict=True
+    ):
+        sums.append(_sum_up(tree, content, values, transcript))
+    total = masks.decode(sums[0] - sums[1])[0]
+    transcript.append(Seen(1, 1, "total", tuple(range(1, q + 1)), total))
+    return Aggregated(total, transcript)
+
+
+def _sum_up(tree: Tree, content: str, values: np.ndarray, transcript: list[Seen]) -> np.ndarray:
+    """Return the sum of a tree's leaves, ``[1, ...]``, every message noted."""
+    held = {l: values[l - 1 : l].copy() for l in leaves(tree)}  # arrays wrap around silently
+    for sender, receiver, over in sends(tree):
+        transcript.append(Seen(receiver, sender, content, over, held[sender][0]))
+        held[receiver] = held[receiver] + held[sender]
+    return held[1]
+
+
+def seen_by(transcript: Iterable[Seen], coalition: Iterable[int]) -> list[Seen]:
+    """Return what members of a coalition saw: their part of a transcript."""
+    members = set(coalition)
+    return [one for one in transcript if one.party in members]
+
+
+def ledger(transcript: Iterable[Seen], step: int = 0) -> list[Message]:
+    """Return the messages of a transcript with their sizes, for the ledger."""
+    return [
+        Message(
+            step,
+            f"party {one.sender}",
+            f"party {one.party}",
+            one.content,
+            np.shape(one.value),
+            np.asarray(one.value).nbytes,
+        )
+        for one in transcript
+        if one.sender != one.party
+    ]
+
+
+def step_ledger(q: int, step: int = 0, value: int = 8, index: int = 8) -> list[Message]:
+    """Return the messages of one dominated update: ``2 (q - 1)`` up trees, ``q - 1`` backward.
+
+    Parameters
+    ----------
+    value, index
+        Bytes of a number and of a sample's index. ``ϑ`` travels with the index.
+
+    Notes
+    -----
+    How the others learn the index before the sum is left open in the paper: with a shared seed it
+    costs nothing, as counted here; asked for one by one it costs ``q - 1`` messages more.
+    """
+    up = [
+        Message(step, f"party {one.sender}", f"party {one.receiver}", content, (), value)
+        for tree, content in zip(chains(q), ("masked score", "mask"), strict=True)
+        for one in sends(tree)
+    ]
+    return up + [
+        Message(step, "party 1", f"party {l}", "theta and index", (2,), value + index)
+        for l in range(2, q + 1)
+    ]
+
+
+# --- pairwise keys --------------------------------------------------------------------------------
+
+
+def pairwise_keys(q: int, seed: int) -> dict[tuple[int, int], bytes]:
+    """Return a key of 32 bytes for every two parties ``(a, b)``, ``a < b``.
+
+    They come from a seed so that a run can be repeated. A deployment agrees on them once, for
+    example by Diffie–Hellman, so that nobody but the two knows a key.
+    """
+    check_whole_number("q", q, 2)
+    return {
+        pair: hashlib.sha256(f"{int(seed)}:{pair[0]}:{pair[1]}".encode()).digest()
+        for pair in combinations(range(1, q + 1), 2)
+    }
+
+
+def pad(key: bytes, nonce: int, shape: tuple[int, ...]) -> np.ndarray:
+    """Return 64-bit numbers that two parties with one key both know, by SHAKE-256.
+
+    Parameters
+    ----------
+    nonce
+        The number of the sum. Pads of two sums under one nonce are equal, and differences of
+        scores would be visible: never use one twice.
+    """
+    count = int(np.prod(shape, dtype=np.int64))
+    stretched = hashlib.shake_256(key + int(nonce).to_bytes(16, "big")).digest(8 * count)
+    return np.frombuffer(stretched, dtype="<u8").astype(np.uint64).reshape(shape)
+
+
+def pairwise_sum(
+    scores: np.ndarray, keys: dict[tuple[int, int], bytes], nonce: int, bits: int = 32
+) -> Aggregated:
+    """Sum scores with pads that cancel: for every two parties one adds what the other subtracts.
+
+    Party ``l`` sends ``o_l + Σ_{j > l} pad_lj - Σ_{j < l} pad_jl`` modulo ``2^64`` to party 1, in
+    one message and without a tree.
+
+    Security, all parties following the protocol: party 1 with up to ``q - 3`` others learns the
+    sum over the remaining parties and nothing else; with ``q - 2`` others, or alone if ``q = 2``,
+    that sum is one party's score, as it is for every way of summing. A coalition without party 1
+    sees nothing. This holds computationally: it is assumed that SHAKE-256 under a secret key
+    cannot be told from a random function, and that keys are known to their two parties only.
+
+    Parameters
+    ----------
+    scores
+        ``[q]`` or ``[q, ...]``.
+    keys
+        As :func:`pairwise_keys` returns them.
+    nonce
+        See :func:`pad`.
+    bits
+        As in :class:`ModularMasks`; the same limits hold.
+
+    Notes
+    -----
+    Not in the paper. After Bonawitz et al., *Practical Secure Aggregation for Privacy-Preserving
+    Machine Learning*, CCS 2017, without their treatment of parties that drop out.
+    """
+    arithmetic = ModularMasks(bits)
+    scores = np.asarray(scores)
+    q = len(scores)
+    if set(keys) != set(combinations(range(1, q + 1), 2)):
+        raise FedlibError(f"{q} parties need a key for every two of them; got {sorted(keys)}.")
+    own = arithmetic.encode(scores)
+    padded = own.reshape(q, -1).copy()
+    for (a, b), key in keys.items():
+        common = pad(key, nonce, padded.shape[1:])
+        padded[a - 1] += common
+        padded[b - 1] -= common
+    padded = padded.reshape(own.shape)
+    transcript = [Seen(l, l, "own score", (l,), own[l - 1]) for l in range(1, q + 1)]
+    transcript += [Seen(1, l, "padded score", (l,), padded[l - 1]) for l in range(2, q + 1)]
+    total = arithmetic.decode(padded.sum(axis=0, dtype=np.uint64))
+    transcript.append(Seen(1, 1, "total", tuple(range(1, q + 1)), total))
+    return Aggregated(total, transcript)

@@ -1,0 +1,257 @@
+"""What a simulation of VFB² is told, checked once, and its chance, drawn ahead."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from numbers import Real
+
+import numpy as np
+from scipy import sparse
+
+from fedlib.engine.checks import check_whole_number
+from fedlib.engine.rng import stream
+from fedlib.errors import FedlibError, unknown
+from fedlib.papers.vertical.problem import Problem
+from fedlib.population.delays import Law, check_law
+
+METHODS = ("sgd", "svrg", "saga")
+TABLES = ("full", "theta")
+CHUNK = 1024
+"""Steps of a dominator whose chance is drawn at once; each such piece has its own streams."""
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """A delay between ``low`` and ``high``, every value equally likely.
+
+    Raises
+    ------
+    FedlibError
+        When the bounds are negative, not finite, or the wrong way round.
+    """
+
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.low <= self.high < math.inf:
+            raise FedlibError(
+                f"A uniform delay lies between two times, 0 ≤ low ≤ high, both finite; got "
+                f"{self.low!r} and {self.high!r}."
+            )
+
+    @property
+    def expected(self) -> float:
+        """``(low + high)/2``, in time units."""
+        return (self.low + self.high) / 2
+
+    def draws(self, seed: int, name: str, *keys: int, size: int) -> np.ndarray:
+        """Return independent durations ``[size]``; a longer array only adds to its end."""
+        unit = stream(seed, f"delay {name}", *keys).random(size)
+        return self.low + (self.high - self.low) * unit
+
+
+@dataclass(frozen=True)
+class Setup:
+    """All that a simulation is told, checked; see :func:`simulate_parties`."""
+
+    problem: Problem
+    method: str
+    lr: float
+    active: tuple[int, ...]
+    threads: int
+    cost: np.ndarray  # [q], time to read or update the block
+    delays: list[Law]
+    bound: int | None = None
+    ordered: bool = True
+    table: str = "full"
+    mask: float = 0.0
+    backward: bool = True
+    seed: int = 0
+    start: np.ndarray | None = None
+    steps: int = 0  # dominated ones, in all
+    log: bool = True
+    prompt: bool = False
+    chunk: int = CHUNK
+
+    @property
+    def m(self) -> int:
+        """Number of active parties."""
+        return len(self.active)
+
+    @property
+    def updates(self) -> int:
+        """Block updates in a dominated step."""
+        return self.problem.q if self.backward else 1
+
+    def pass_time(self, number: int) -> float:
+        """Return how long the pass takes in which every party learns all n values of ϑ.
+
+        Scores of all samples go to the first active party and its n values come back, in one
+        message each; then every party forms its full gradient or table. Threads share the rows.
+        """
+        work = self.problem.n * self.cost / self.threads
+        legs = np.array([
+            law.draws(self.seed, "pass", l, number, size=2) for l, law in enumerate(self.delays)
+        ])  # fmt: skip
+        legs[self.active[0]] = 0
+        return float((work + legs[:, 0]).max() + (work + legs[:, 1]).max())
+
+
+class Draws:
+    """The chance of a simulation, drawn ahead: samples, delays and masks of every step.
+
+    Every stream is named by the seed, the dominator, its piece of :data:`CHUNK` steps and, for
+    delays and masks, the other party. So what a step meets does not depend on when it happens.
+    """
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
+        self._held: dict[int, tuple[int, tuple[np.ndarray, ...]]] = {}
+
+    def piece(self, a: int, number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return a dominator's samples ``[CHUNK]``, delays ``[CHUNK, q, 3]``, masks ``[CHUNK, q]``.
+
+        The three delays are those of the request, the score and ``(ϑ, i)``.
+        """
+        setup, q = self.setup, self.setup.problem.q
+        samples = stream(setup.seed, "sample", a, number).integers(setup.problem.n, size=CHUNK)
+        delays, masks = np.zeros((CHUNK, q, 3)), np.zeros((CHUNK, q))
+        for l, law in enumerate(setup.delays):
+            if l != a:
+                for leg, name in enumerate(("request", "score", "backward")):
+                    delays[:, l, leg] = law.draws(setup.seed, name, a, l, number, size=CHUNK)
+            if setup.mask:
+                draw = stream(setup.seed, "mask", a, l, number).random(CHUNK)
+                masks[:, l] = setup.mask * (2 * draw - 1)
+        if not (delays >= 0).all():
+            raise FedlibError(
+                f"A delay law gave {delays[~(delays >= 0)][0]}. Delays are times of at least 0."
+            )
+        return samples, delays, masks
+
+    def step(self, a: int, number: int) -> tuple[int, np.ndarray, np.ndarray]:
+        """Return the sample, the delays ``[q, 3]`` and the masks ``[q]`` of a dominator's step."""
+        chunk, at = divmod(number, CHUNK)
+        if self._held.get(a, (-1,))[0] != chunk:
+            self._held[a] = chunk, self.piece(a, chunk)
+        samples, delays, masks = self._held[a][1]
+        return int(samples[at]), delays[at], masks[at]
+
+
+def straggler(
+    q: int, party: int, slow: float, reading: str = "1+s", compute: float = 1.0
+) -> np.ndarray:
+    """Return times per feature, ``[q]``, of parties of which one is slower.
+
+    "30 % to 50 % slower" has two readings: it takes ``1 + s`` times as long, or it does ``1 - s``
+    of the work in the same time and so takes ``1/(1 - s)`` times as long.
+
+    Raises
+    ------
+    FedlibError
+        For an unknown reading, a party that is not there, or ``s`` outside [0, 1).
+    """
+    if reading not in ("1+s", "1/(1-s)"):
+        raise unknown("reading", reading, ("1+s", "1/(1-s)"))
+    if not 0 <= party < q or not 0 <= slow < 1:
+        raise FedlibError(
+            f"Party {party} of {q}, slower by {slow}: a party from 0 to {q - 1} and a share from 0 "
+            "to below 1 are needed."
+        )
+    times = np.full(q, float(compute))
+    times[party] *= 1 + slow if reading == "1+s" else 1 / (1 - slow)
+    return times
+
+
+def checked_setup(
+    problem: Problem,
+    method: str,
+    lr: float,
+    active: int | Sequence[int],
+    threads: int | None,
+    compute: float | Sequence[float],
+    delays: Law | Sequence[Law],
+    bound: int | None,
+    ordered: bool,
+    table: str | None,
+    mask: float,
+    backward: bool,
+    seed: int,
+    start: np.ndarray | None,
+    steps: int,
+    log: bool,
+    prompt: bool = False,
+) -> Setup:
+    """Return the settings of a simulation, having refused what does not fit."""
+    q = problem.q
+    if method not in METHODS:
+        raise unknown("method", method, METHODS)
+    table = table or ("theta" if sparse.issparse(problem.x) else "full")
+    if table not in TABLES:
+        raise unknown("table", table, TABLES)
+    parties = _active(active, q)
+    threads = len(parties) if threads is None else threads
+    check_whole_number("threads", threads)
+    check_whole_number("seed", seed, 0)
+    if bound is not None:
+        check_whole_number("bound", bound, 0)
+    at_least("lr", lr, 0)
+    at_least("mask", mask, 0)
+    if q**2 * mask * 2.0**-53 > 1e-3:
+        raise FedlibError(
+            f"Masks as wide as {mask:g} wash the sum out: with {q} parties float64 loses up to "
+            f"{q**2 * mask * 2.0**-53:.1g}. Take narrower masks, or whole numbers modulo 2⁶⁴."
+        )
+    check_law("delays", delays)
+    times = np.array([at_least("compute", c, 0) for c in np.atleast_1d(compute)])
+    if len(times) not in (1, q):
+        raise FedlibError(
+            f"{len(times)} times per feature for {q} parties: one for all, or one each."
+        )
+    if start is not None and np.shape(start) != (problem.d,):
+        raise FedlibError(f"start is {np.shape(start)}; expected [{problem.d}].")
+    cost = times * np.array([len(block) for block in problem.blocks])
+    start = None if start is None else np.array(start, dtype=np.float64)
+    laws = list(delays) if isinstance(delays, Sequence) else [delays] * q
+    if len(laws) != q:
+        raise FedlibError(f"{len(laws)} delay laws for {q} parties: one for all, or one each.")
+    return Setup(
+        problem, method, float(lr), parties, threads, cost, laws,
+        bound, ordered, table, float(mask), backward, seed, start, steps, log, bool(prompt),
+    )  # fmt: skip
+
+
+def _active(active: int | Sequence[int], q: int) -> tuple[int, ...]:
+    """Return which parties hold labels."""
+    if isinstance(active, int | np.integer) and not isinstance(active, bool):
+        if not 1 <= active <= q:
+            raise FedlibError(
+                f"{active} active parties of {q}: at least one holds labels, and at most all do."
+            )
+        return tuple(range(active))
+    parties = tuple(int(a) for a in active)
+    if not parties or len(set(parties)) < len(parties) or not all(0 <= a < q for a in parties):
+        raise FedlibError(
+            f"active parties {list(parties)}: at least one, none twice, each from 0 to {q - 1}."
+        )
+    return parties
+
+
+def at_least(name: str, value: float, least: float) -> float:
+    """Return a finite number, having refused what is none or too small."""
+    if not isinstance(value, Real) or isinstance(value, bool) or not least <= value < math.inf:
+        raise FedlibError(f"{name} is a finite number of at least {least:g}; got {value!r}.")
+    return float(value)
+
+
+def total_steps(n: int, epochs: float | None, steps: int | None) -> int:
+    """Return the dominated steps to take."""
+    if (epochs is None) == (steps is None):
+        raise FedlibError("Give either epochs or steps: how many dominated steps to take.")
+    if steps is None:
+        return round(at_least("epochs", epochs, 0) * n)
+    check_whole_number("steps", steps, 0)
+    return int(steps)

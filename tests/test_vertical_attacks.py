@@ -1,0 +1,575 @@
+"""Attacks on small runs: each is measured, and fails where it should; and what protects."""
+
+import sys
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+from scipy.stats import norm
+from sklearn.datasets import load_breast_cancer
+
+from fedlib.engine.rng import stream
+from fedlib.errors import FedlibError
+from fedlib.papers.vertical import attacks, mitigations
+from fedlib.papers.vertical.mitigations import (
+    Protection,
+    debiased_theta,
+    encrypted_gradient,
+    flip_probability,
+    gaussian_scale,
+    laplace_scale,
+    measure,
+    randomised_response,
+    theta_from_gradient,
+)
+from fedlib.papers.vertical.secure import FIGURE_5, ModularMasks, RealMasks, aggregate, chains
+
+THETA = {
+    "logistic": lambda z, y: -y / (1 + np.exp(y * z)),
+    "exponential": lambda z, y: -y * np.exp(-y * z),
+    "squared": lambda z, y: 2 * (z - y),
+    "robust": lambda z, y: (z - y) / (1 + (z - y) ** 2 / 2),
+}
+SLOPE = {"l2": lambda w: w, "nonconvex": lambda w: w / (1 + w**2) ** 2, "none": np.zeros_like}
+
+
+def rng(*keys):
+    return stream(0, "attack tests", *keys)
+
+
+def problem(d, n=40, own=3, seed=0):
+    """Two parties' features and labels: the second party, with d features, is attacked."""
+    draw = rng(d, n, seed)
+    x = draw.normal(size=(n, own + d))
+    return x, np.sign(x.sum(1) + draw.normal(size=n)), (np.arange(own), np.arange(own, own + d))
+
+
+class SVRG:
+    """What VFB² does without delay, centralised, and what an observer of such a run has.
+
+    The attacked party applies messages up to ``late`` steps late, and so out of order.
+    """
+
+    def __init__(self, x, y, block, loops, lr=0.1, lam=1e-4, g="l2", loss="logistic", late=0):
+        n, d = x.shape
+        draw, w, T = rng(n, d), np.zeros(d), n
+        self.lr, self.lam, self.attacked = lr, lam, block[1]
+        self.snapshots, self.theta, self.i, self.theta0, self.order = [], [], [], [], []
+        for _ in range(loops):
+            self.snapshots.append(x[:, block[1]] @ w[block[1]])
+            theta0 = THETA[loss](x @ w, y)
+            mean, i = x.T @ theta0 / n, draw.integers(0, n, T)
+            due = np.arange(T) + draw.integers(0, late + 1, T)  # when the attacked party applies
+            order = np.argsort(due, kind="stable")
+            theta, done = np.empty(T), 0
+            for t in range(T + late):
+                if t < T:
+                    theta[t] = THETA[loss](x[i[t]] @ w, y[i[t]])
+                    self._step(w, block[0], x, i[t], theta[t] - theta0[i[t]], mean, g)
+                while done < T and due[order[done]] <= t:
+                    s = order[done]
+                    self._step(w, block[1], x, i[s], theta[s] - theta0[i[s]], mean, g)
+                    done += 1
+            self.theta.append(theta)
+            self.i.append(i)
+            self.theta0.append(theta0)
+            self.order.append(order)
+        self.snapshots.append(x[:, block[1]] @ w[block[1]])
+        self.w = w
+
+    def _step(self, w, part, x, i, change, mean, g):
+        w[part] -= self.lr * (change * x[i, part] + mean[part] + self.lam * SLOPE[g](w[part]))
+
+    def seen(self, applied=False):
+        """What an observer of the whole run has: in the order sent, or in that applied."""
+        theta, i = np.array(self.theta), np.array(self.i)
+        if applied:
+            order = np.array(self.order)
+            theta, i = (np.take_along_axis(a, order, 1) for a in (theta, i))
+        return np.array(self.snapshots), theta, i, np.array(self.theta0)
+
+
+def sgd(x, y, steps, lr=0.1, lam=1e-4, loss="logistic", block=None):
+    """A centralised SGD run: gathered scores (of a block), ϑ and i of each step, and w."""
+    draw, w = rng(7, *x.shape), np.zeros(x.shape[1])
+    block = slice(None) if block is None else block
+    gathered, theta, i = np.empty(steps), np.empty(steps), draw.integers(0, len(x), steps)
+    for t, k in enumerate(i):
+        gathered[t] = x[k, block] @ w[block]
+        theta[t] = THETA[loss](x[k] @ w, y[k])
+        w -= lr * (theta[t] * x[k] + lam * w)
+    return gathered, theta, i, w
+
+
+# --- S1 to S3 -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("loss", ["logistic", "exponential"])
+def test_s1_gives_every_label_from_one_message(loss):
+    x, y, _ = problem(3, n=100)
+    _, theta, i, _ = sgd(x, y, 800, lr=0.05, loss=loss)
+    found = attacks.labels(theta, i, len(y))
+    assert np.unique(i).size == 100 and (found == y).all()
+    seen = np.zeros(100, dtype=bool)
+    seen[i[:60]] = True
+    few = attacks.labels(theta[:60], i[:60], len(y))
+    assert (few[seen] == y[seen]).all() and not few[~seen].any() and not seen.all()
+
+
+def test_s1_the_first_broadcast_of_svrg_gives_all():
+    x, y, blocks = problem(3)
+    theta0 = SVRG(x, y, blocks, 1).theta0[0]
+    assert (attacks.labels(theta0, np.arange(len(y)), len(y)) == y).all()
+
+
+def test_s1_without_the_loss_two_values_at_the_start():
+    y = np.sign(rng(1).normal(size=50))
+    strange = lambda z, y: np.where(y > 0, -0.3 - z, 0.9 * z - 0.2)  # noqa: E731
+    found = attacks.two_groups(strange(np.zeros(50), y))
+    assert (found == y).all() or (found == -y).all()
+    with pytest.raises(FedlibError, match="before the first update"):
+        attacks.two_groups(strange(rng(2).normal(size=50), y))
+
+
+def test_s1_fails_where_the_loss_does_not_fall_in_the_margin():
+    z, y = rng(3).normal(0, 3, 400), np.sign(rng(4).normal(size=400))
+    found = attacks.labels(THETA["squared"](z, y), np.arange(400), 400)
+    assert 0.5 < (found == y).mean() < 0.9
+
+
+def test_s2_gives_scores_to_rounding():
+    z = np.linspace(-15, 15, 4001)
+    for y in (-1.0, 1.0):
+        theta = THETA["logistic"](z, y)
+        guessed = attacks.labels(theta, np.arange(len(z)), len(z))
+        assert_allclose(attacks.scores(theta, guessed), z, atol=1e-8, rtol=0)
+        assert_allclose(attacks.scores(2 * (z - y), np.full(len(z), y), "squared"), z, atol=1e-13)
+    x, y, _ = problem(3)
+    gathered, theta, i, _ = sgd(x, y, 300)
+    assert_allclose(attacks.scores(theta, attacks.labels(theta, i, 40)[i]), gathered, atol=1e-12)
+
+
+def test_s3_gives_real_labels_from_the_first_pass():
+    y = rng(5).uniform(0, 1, 60)
+    for loss in ("squared", "robust"):
+        theta = THETA[loss](np.zeros(60), y)
+        assert_allclose(attacks.regression_labels(theta, loss), y, atol=1e-15)
+    wide = np.array([-3.0, -1.2, 0.0, 1.4, 2.5])
+    found = attacks.regression_labels(THETA["robust"](np.zeros(5), wide), "robust")
+    assert_allclose(found, [-2 / 3, -1.2, 0, 1.4, 0.8], atol=1e-12)  # beyond √2 the other root
+
+
+# --- S4 to S6, R2, R3 -----------------------------------------------------------------------------
+
+
+def lone(scores, masks, key=0):
+    """Return what party 1 receives from party 2 up the first tree when 2 sends its leaf alone."""
+    transcript = aggregate(scores, chains(len(scores)), masks, rng(9, key)).transcript
+    (one,) = [s for s in transcript if s.content == "masked score" and s.over == (2,)]
+    return one.value
+
+
+def test_r2_two_parties_and_r3_definition_4_is_not_enough():
+    scores = rng(10).normal(size=(3, 20))
+    trees = (((1, 2), 3), ((1, 3), 2))
+    for masks in (ModularMasks(), RealMasks(10.0)):
+        decode = masks.decode
+        found = attacks.unmask(aggregate(scores, trees, masks, rng(11)).transcript, trees, [1])
+        assert set(found) == {2, 3}
+        for party, values in found.items():
+            assert_allclose(decode(values), scores[party - 1], atol=1e-9)
+        pair = aggregate(scores[:2], chains(2), masks, rng(12)).transcript
+        opened = attacks.unmask(pair, chains(2), [1])
+        assert_allclose(decode(opened[2]), scores[1], atol=1e-9)
+
+
+def test_colluders_in_figure_5():
+    scores = np.array([0.5, -1.25, 3.0, 8.0])
+    transcript = aggregate(scores, FIGURE_5, ModularMasks(), rng(13)).transcript
+    for coalition, want in (([2, 3], {4: 8.0}), ([1, 4], {2: -1.25, 3: 3.0}), ([1], {}), ([4], {})):
+        found = attacks.unmask(transcript, FIGURE_5, coalition)
+        assert {party: ModularMasks().decode(v) for party, v in found.items()} == want
+
+
+def test_s4_a_sign_is_certain_as_often_as_the_formula_says():
+    scores = rng(14).uniform(-1, 1, (3, 40_000))
+    B = 2.0
+    seen = attacks.mask_range(lone(scores, RealMasks(B)), B)
+    true, certain = scores[1], seen.sign != 0
+    assert ((seen.low <= true) & (true <= seen.high)).all()
+    assert (seen.sign[certain] == np.sign(true[certain])).all()
+    want = np.abs(true).mean() / (2 * B)
+    assert abs(certain.mean() - want) < 4 * np.sqrt(want / 40_000)
+
+
+@pytest.mark.parametrize("law", ["uniform", "gaussian"])
+def test_s4_total_variation_against_a_grid(law):
+    B, o = 1.5, 0.4
+    at = np.linspace(-12, 12, 200_001)
+    density = {
+        "uniform": lambda s: (np.abs(s) <= B) / (2 * B),
+        "gaussian": lambda s: np.exp(-(s**2) / (2 * B**2)) / (B * np.sqrt(2 * np.pi)),
+    }[law]
+    want = np.abs(density(at) - density(at - o)).sum() * (at[1] - at[0]) / 2
+    assert_allclose(attacks.told_apart(o, B, law), want, rtol=1e-3)
+    assert attacks.told_apart(100 * B, B, law) == pytest.approx(1)
+    if law == "gaussian":
+        assert_allclose(want, o / (B * np.sqrt(2 * np.pi)), rtol=0.01)
+
+
+def test_s5_masks_average_out():
+    n, visits, B = 50, 400, 3.0
+    scores = rng(15).normal(size=(3, n))
+    i = np.tile(np.arange(n), visits)
+    masked = np.concatenate([lone(scores, RealMasks(B), key) for key in range(visits)])
+    found = attacks.averaged(masked, i, n)
+    assert (found.visits == visits).all()
+    error = np.sqrt(np.mean((found.mean - scores[1]) ** 2))
+    assert_allclose(error, B / np.sqrt(3 * visits), rtol=0.35)
+    one = np.sqrt(np.mean((masked[:n] - scores[1]) ** 2))
+    assert error < one / 10
+    assert np.isnan(attacks.averaged(masked[:3], i[:3], n).mean[5])
+
+
+def test_s6_wide_masks_cost_accuracy_in_float32():
+    q, B = 8, 1e6
+    scores = rng(16).normal(size=(q, 500))
+    errors = []
+    for width in (1e2, 1e4, B):
+        masks = RealMasks(width, dtype="float32", accuracy=10.0)
+        total = aggregate(scores, chains(q), masks, rng(17)).total
+        errors.append(np.abs(total - scores.sum(0)).mean())
+        assert errors[-1] < q * masks.rounding(q)
+    assert 30 < errors[1] / errors[0] < 300 and 30 < errors[2] / errors[1] < 300
+    assert errors[2] > 0.1
+
+
+def test_s6_masks_on_a_grid_leave_low_digits():
+    scores = rng(18).uniform(-0.4, 0.4, (3, 100))
+    seen = lone(scores, RealMasks(1e5, step=1.0))
+    assert_allclose(attacks.low_digits(seen, 1.0), scores[1], atol=1e-9)
+    assert_allclose(
+        np.abs(attacks.low_digits(lone(scores, RealMasks(1e5)), 1.0) - scores[1]).mean(),
+        0.27,
+        atol=0.06,
+    )
+
+
+def test_modular_masks_end_s4_to_s6():
+    """The same scores, masked: neither sign, nor mean, nor low digits can be told."""
+    n, visits = 40, 200
+    scores = np.full((3, n), 0.25)
+    masked = np.concatenate(
+        [ModularMasks().decode(lone(scores, ModularMasks(), key)) for key in range(visits)]
+    )
+    B = 2.0**31  # as a number it is uniform on [-B, B)
+    assert (attacks.mask_range(masked, B).sign == np.sign(masked) * 0).mean() > 0.999
+    found = attacks.averaged(masked, np.tile(np.arange(n), visits), n).mean
+    assert np.abs(found).mean() > 1e6
+    assert abs(np.mean(masked > 0) - 0.5) < 5 * 0.5 / np.sqrt(len(masked))
+    low = attacks.low_digits(masked, 1.0)
+    assert_allclose(np.histogram(low, 4, (-0.5, 0.5))[0], len(masked) / 4, rtol=0.1)
+
+
+# --- S7, S8, R5 -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("d", [1, 3])
+@pytest.mark.parametrize("loss", ["logistic", "squared"])
+def test_s7_recovers_features_and_weights(d, loss):
+    x, y, blocks = problem(d)
+    run = SVRG(x, y, blocks, 2 * d + 1, lr=0.02, loss=loss)
+    O, secret = np.array(run.snapshots), x[:, blocks[1]]
+    assert len(O) == 2 * d + 2 and attacks.snapshot_rank(O) == d
+    assert attacks.snapshot_rank(O[: max(d, 2)]) == max(d - 1, 1)  # the first is 0
+    rows = np.array([4, 11, 30])[:d]
+    found = attacks.factor(O, rows, secret[rows])
+    assert attacks.distance(found.x, secret) <= 1e-8
+    assert_allclose(found.w[-1], run.w[blocks[1]], rtol=1e-8)
+
+
+def test_s7_one_column_needs_no_known_row():
+    x, y, blocks = problem(1)
+    x[:, 3] = x[:, 3] > 0.2
+    found = attacks.column(np.array(SVRG(x, y, blocks, 3).snapshots))
+    assert_allclose(found, x[:, 3], atol=1e-12)
+
+
+def test_s7_all_others_are_one_block():
+    x, y, _ = problem(4)
+    run = SVRG(x, y, (np.arange(2), np.arange(2, 7)), 12)
+    rows = np.arange(5)
+    found = attacks.factor(np.array(run.snapshots), rows, x[:5, 2:])
+    assert attacks.distance(found.x, x[:, 2:]) <= 1e-8
+
+
+@pytest.mark.parametrize("d", [1, 3])
+@pytest.mark.parametrize("g", ["l2", "none"])
+def test_s8_recovers_the_gram_matrix(d, g):
+    x, y, blocks = problem(d)
+    run = SVRG(x, y, blocks, 2 * d + 1, g=g, lam=1e-3)
+    secret = x[:, blocks[1]]
+    G = attacks.gram(*run.seen(), run.lr, run.lam if g == "l2" else 0.0)
+    assert np.linalg.norm(G - secret @ secret.T) <= 1e-8 * np.linalg.norm(secret @ secret.T)
+    turned = attacks.embedding(G, d)
+    assert attacks.distance(turned, secret, "rotation") <= 1e-8
+    if d == 1:
+        assert attacks.distance(turned, secret, "signs") <= 1e-8
+    else:
+        assert attacks.distance(turned, secret, "signs") > 0.1  # and no more than that
+
+
+def test_s8_in_another_order_than_assumed():
+    x, y, blocks = problem(3)
+    secret = x[:, blocks[1]]
+    run = SVRG(x, y, blocks, 7, lam=1e-3, late=6)
+    true = secret @ secret.T
+
+    def error(seen):
+        G = attacks.gram(*seen, run.lr, run.lam)
+        return np.linalg.norm(G - true) / np.linalg.norm(true)
+
+    assert not (np.array(run.order) == np.arange(40)).all()
+    assert error(run.seen(applied=True)) < 1e-8  # delays do no harm where the order is known
+    assert 1e-7 < error(run.seen()) < 0.02
+
+
+def test_s8_from_the_gathers_of_sgd():
+    x, y, blocks = problem(2, n=8)
+    gathered, theta, i, _ = sgd(x, y, 400, lr=0.3, block=blocks[1])
+    secret = x[:, blocks[1]]
+    G = attacks.gram_from_gathers(gathered, theta, i, 8, 0.3, 1e-4)
+    assert np.linalg.norm(G - secret @ secret.T) < 1e-6 * np.linalg.norm(G)
+    with pytest.raises(FedlibError, match="Wait"):
+        attacks.gram_from_gathers(gathered[:20], theta[:20], i[:20], 8, 0.3, 1e-4)
+
+
+@pytest.mark.parametrize(("d", "lam"), [(1, 1e-4), (2, 1e-4), (3, 1e-4), (5, 1e-4), (8, 1e-2)])
+def test_r5_recovers_features_under_the_nonconvex_regulariser(d, lam):
+    x, y, blocks = problem(d, n=max(40, 10 * d))
+    run = SVRG(x, y, blocks, 2 * d + 2, g="nonconvex", lam=lam)
+    found = attacks.features_up_to_signs(*run.seen(), run.lr, lam)
+    assert found.residual < 1e-11
+    assert attacks.distance(found.x, x[:, blocks[1]], "signs") < 1e-6
+
+
+def test_r5_has_nothing_to_hold_on_to_under_l2():
+    """Rotation invariance: fitted to an l2 run, the nonconvex model does not reach the features."""
+    x, y, blocks = problem(3)
+    run = SVRG(x, y, blocks, 8, g="l2")
+    found = attacks.features_up_to_signs(*run.seen(), run.lr, run.lam, starts=2)
+    assert found.residual > 1e-9 and attacks.distance(found.x, x[:, 3:], "signs") > 0.05
+
+
+@pytest.mark.parametrize(("d", "error"), [(2, 1e-2), (3, 0.3)])
+def test_r5_with_delays(d, error):
+    x, y, blocks = problem(d)
+    run = SVRG(x, y, blocks, 2 * d + 2, g="nonconvex", lam=1e-3, late=4)
+    secret = x[:, blocks[1]]
+    told = attacks.features_up_to_signs(*run.seen(applied=True), run.lr, 1e-3)
+    assert told.residual < 1e-11 and attacks.distance(told.x, secret, "signs") < 1e-6
+    guessed = attacks.features_up_to_signs(*run.seen(), run.lr, 1e-3, starts=3)
+    assert guessed.residual > 1e-10
+    assert attacks.distance(guessed.x, secret, "signs") < error
+
+
+# --- asking wrongly -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("call", "why"),
+    [
+        (lambda: attacks.labels([0.1, 0.2], [0, 5], 3), "0 to 2"),
+        (lambda: attacks.labels([0.1], [0, 1], 3), "number of its sample"),
+        (lambda: attacks.scores([1.5], [1.0]), "from another one"),
+        (lambda: attacks.scores([0.5], [1.0], "logistik"), "Did you mean 'logistic'"),
+        (lambda: attacks.regression_labels([0.9], "robust"), "not from it"),
+        (lambda: attacks.mask_range(1.0, 0.0), "positive"),
+        (lambda: attacks.snapshot_rank(np.zeros((2, 5))), "first snapshot"),
+        (lambda: attacks.factor(np.eye(3), [0], [[1.0, 2.0]]), "rank 3"),
+        (lambda: attacks.column(np.eye(3)), "rank 1"),
+        (
+            lambda: attacks.gram(np.eye(3), np.ones((3, 2)), np.ones((3, 2), int), 1, 1, 0),
+            "S \\+ 1",
+        ),
+        (lambda: attacks.distance(np.eye(2), np.eye(3)), "the same"),
+    ],
+)
+def test_attacks_say_what_they_need(call, why):
+    with pytest.raises(FedlibError, match=why):
+        call()
+
+
+def test_distances():
+    x = rng(20).normal(size=(30, 3))
+    turn = np.linalg.qr(rng(21).normal(size=(3, 3)))[0]
+    shuffled = x[:, [2, 0, 1]] * [1, -1, -1]
+    assert attacks.distance(x, x) == 0 and attacks.distance(2 * x, x) == pytest.approx(1)
+    assert attacks.distance(shuffled, x, "signs") < 1e-15 < attacks.distance(shuffled, x)
+    assert attacks.distance(x @ turn, x, "rotation") < 1e-14
+    assert attacks.distance(x @ turn, x, "signs") > 0.1
+
+
+# --- protections ----------------------------------------------------------------------------------
+
+
+def test_randomised_response_is_private_by_enumeration():
+    for epsilon in (0.1, 1.0, 3.0):
+        p = flip_probability(epsilon)
+        says_plus = {1: 1 - p, -1: p}
+        for answer in (lambda one: one, lambda one: 1 - one):
+            ratio = answer(says_plus[1]) / answer(says_plus[-1])
+            assert max(ratio, 1 / ratio) == pytest.approx(np.exp(epsilon))
+        y = np.ones(40_000)
+        turned = (randomised_response(y, epsilon, rng(30)) < 0).mean()
+        assert abs(turned - p) < 4 * np.sqrt(p * (1 - p) / len(y))
+
+
+def test_debiased_theta_has_the_right_mean():
+    z = np.linspace(-4, 4, 9)
+    for y, epsilon in ((1.0, 0.5), (-1.0, 2.0)):
+        p = flip_probability(epsilon)
+        mean = (1 - p) * debiased_theta(z, y, epsilon) + p * debiased_theta(z, -y, epsilon)
+        assert_allclose(mean, THETA["logistic"](z, y), atol=1e-14)
+
+
+def test_a_label_moves_theta_by_one():
+    z = np.linspace(-30, 30, 101)
+    assert_allclose(THETA["logistic"](z, -1) - THETA["logistic"](z, 1), 1, atol=1e-15)
+
+
+def test_laplace_noise_is_private_over_all_visits():
+    epsilon, visits = 1.5, 4
+    b = laplace_scale(epsilon, visits)
+    at = rng(31).normal(0, 5, (1000, visits))
+    ratio = (np.abs(at - 1) - np.abs(at)).sum(1) / b  # log of the densities' ratio
+    assert np.abs(ratio).max() <= epsilon + 1e-12
+    assert np.abs(ratio).max() == pytest.approx(epsilon)  # and no less noise would do
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "delta", "visits"), [(1, 1e-5, 1), (3, 1e-6, 10), (8, 1e-3, 2)]
+)
+def test_gaussian_noise_is_private_by_the_exact_curve(epsilon, delta, visits):
+    """Balle and Wang (2018) give the exact δ of normal noise; r visits are one of length √r."""
+    scale = gaussian_scale(epsilon, delta, visits) / np.sqrt(visits)
+
+    def exact(scale):
+        a, b = 1 / (2 * scale), epsilon * scale
+        return norm.cdf(a - b) - np.exp(epsilon) * norm.cdf(-a - b)
+
+    assert exact(scale) <= delta < exact(scale / 2)
+
+
+@pytest.fixture(scope="module")
+def keys():
+    pytest.importorskip("phe", reason="phe is not installed: pip install 'fedlib[vertical]'")
+    return mitigations.keypair(256)  # a toy's length, for speed
+
+
+def test_encrypted_gradients_are_gradients(keys):
+    x, theta = rng(32).normal(size=(6, 3)), rng(33).uniform(-1, 1, 6)
+    found = encrypted_gradient(theta, x, keys, bits=40)
+    assert_allclose(found.gradient, theta @ x, atol=1e-10)
+    again = encrypted_gradient(theta, x, keys, bits=40)
+    assert found.blinded != again.blinded and all(0 <= v < keys[0].n for v in found.blinded)
+    assert found.bytes == 6 * 64 + 3 * (64 + 32) and set(found.seconds) == {
+        "encrypt",
+        "multiply",
+        "decrypt",
+    }
+    with pytest.raises(FedlibError, match="too short"):
+        encrypted_gradient(theta * 1e70, x, keys)
+
+
+def test_the_blinded_sum_tells_the_dominator_nothing(keys, monkeypatch):
+    """For every two gradients there are blinds that give the same view, one for each."""
+    x, theta = rng(34).normal(size=(2, 1)), np.array([0.25, -0.5])
+    n, found = keys[0].n, []
+    plain = lambda a: round(float(a @ theta) * 2**64)  # noqa: E731
+    for features in (np.round(x, 3), np.round(x, 3) + 1):
+        whole = sum(
+            round(float(v) * 2**32) * round(float(t) * 2**32)
+            for v, t in zip(features[:, 0], theta, strict=True)
+        )
+        monkeypatch.setattr(mitigations.secrets, "randbelow", lambda _, w=whole: (12345 - w) % n)
+        found.append(encrypted_gradient(theta, features, keys).blinded)
+        assert abs(whole - plain(features[:, 0])) < 2**34
+    assert found == [[12345], [12345]]
+
+
+def test_phe_missing_is_said(monkeypatch):
+    monkeypatch.setitem(sys.modules, "phe", None)
+    with pytest.raises(FedlibError, match="pip install phe"):
+        mitigations.keypair()
+
+
+def test_a_small_batch_gives_theta_away_and_a_large_one_does_not():
+    x, theta = rng(35).normal(size=(60, 8)), rng(36).uniform(-1, 1, 60)
+    few = theta_from_gradient(x[:8], theta[:8] @ x[:8])
+    assert_allclose(few, theta[:8], atol=1e-12)
+    many = theta_from_gradient(x, theta @ x)
+    assert np.abs(many - theta).max() > 0.3
+    assert_allclose(theta_from_gradient(x[:1], theta[0] * x[0]), theta[:1], atol=1e-14)
+
+
+@pytest.fixture(scope="module")
+def cancer():
+    data = load_breast_cancer()
+    x = (data.data - data.data.mean(0)) / data.data.std(0)
+    order = rng(37).permutation(len(x))
+    x, y = x[order], 2.0 * data.target[order] - 1
+    blocks = (np.arange(0, 10), np.arange(10, 20), np.arange(20, 30))
+    return (x[:400], y[:400]), (x[400:], y[400:]), blocks
+
+
+def test_protections_measured(cancer):
+    def cost(lr=0.05, **protection):
+        return measure(Protection(**protection), *cancer, lr=lr, passes=5)
+
+    bare = cost()
+    assert bare.labels == 1 and bare.accuracy > 0.93 and bare.bytes == 2 * (8 + 8 + 16)
+    modular = cost(bits=32)
+    assert modular == bare  # neither accuracy nor bytes, and no label either
+    alone = cost(key=2048)
+    assert alone.labels == 1 and alone.accuracy == bare.accuracy
+    assert alone.bytes == 2 * (8 + 8 + 8 + 512 + 10 * (512 + 256))
+    small, large = cost(batch=10, key=2048, lr=0.5), cost(batch=100, key=2048, lr=0.5)
+    assert small.labels > 0.99 and 0.5 < large.labels < 0.97
+    assert small.accuracy > 0.93 and large.accuracy > 0.9
+    assert bare.bytes < large.bytes < small.bytes < alone.bytes
+    for epsilon in (1.0, 3.0):
+        once = cost(noise="response", epsilon=epsilon, lr=0.01)
+        assert abs(once.labels - 1 / (1 + np.exp(-epsilon))) < 0.06
+        assert bare.accuracy - 0.25 < once.accuracy and once.bytes == bare.bytes
+    for noise in ("laplace", "gaussian"):
+        weak = cost(noise=noise, epsilon=0.5, lr=0.002)
+        assert weak.labels < 0.65 < cost(noise=noise, epsilon=50.0, lr=0.01).labels
+
+
+def test_fresh_noise_averages_out_where_visits_are_not_counted(cancer):
+    """The same noise on a message, twenty times the visits: more labels are named."""
+    few, many = (
+        measure(Protection(noise="laplace", epsilon=visits), *cancer, lr=1e-5, passes=visits)
+        for visits in (1, 20)
+    )
+    assert laplace_scale(1, 1) == laplace_scale(20, 20) == 1
+    assert abs(few.labels - (1 - np.exp(-0.5) / 2)) < 0.08  # |theta| is 1/2 at the start
+    assert many.labels > 0.88
+
+
+@pytest.mark.parametrize(
+    ("call", "why"),
+    [
+        (lambda: Protection(batch=4), "encryption"),
+        (lambda: Protection(noise="laplace"), "its epsilon"),
+        (lambda: Protection(epsilon=1.0), "kind of noise"),
+        (lambda: Protection(noise="gaussiann", epsilon=1.0), "Did you mean 'gaussian'"),
+        (lambda: laplace_scale(0.0, 3), "positive"),
+        (lambda: gaussian_scale(1.0, 0.0, 3), "delta"),
+        (lambda: gaussian_scale(1.0, 1e-6, 0), "at least 1"),
+    ],
+)
+def test_protections_say_what_they_need(call, why):
+    with pytest.raises(FedlibError, match=why):
+        call()
