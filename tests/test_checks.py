@@ -10,14 +10,21 @@ import torch
 
 from fedlib.engine import data, models, steps
 from fedlib.engine.data import OVERHEAD, Batch, FederatedDataset, Orders
+from fedlib.engine.estimate import smoothness
 from fedlib.engine.local import local_sgd
-from fedlib.engine.mixing import average, mix
+from fedlib.engine.mixing import Groups, average, mix
+from fedlib.engine.rng import stream
 from fedlib.engine.simulation import simulate
 from fedlib.engine.sweeps import sweep
 from fedlib.engine.tasks import Task
 from fedlib.errors import FedlibError
 from fedlib.papers.fedavg import FedAvg
+from fedlib.papers.hierarchy import theory as hierarchy_theory
+from fedlib.papers.job import off_cycle
 from fedlib.papers.participation.algorithm import GeneralizedFedAvg
+from fedlib.papers.personalization import weights
+from fedlib.papers.personalization.algorithm import PERM, Mixing
+from fedlib.papers.tiers import theory as tiers_theory
 from fedlib.papers.tiers.algorithm import TDCD
 from fedlib.papers.tiers.asynchronous import AsyncTDCD
 from fedlib.papers.trials import MODELS
@@ -298,3 +305,163 @@ def test_kept_orders_are_bounded_and_the_same(monkeypatch):
     monkeypatch.setattr(data, "_orders", few)
     assert read().equal(before)
     assert len(few._kept) == 2 and few.held == 2 * (96 + OVERHEAD)
+
+
+@pytest.mark.parametrize(
+    "make", [models.small_cnn, models.normed_cnn, models.lenet, models.resnet18]
+)
+@pytest.mark.parametrize(
+    "shape", [3, "abc", (3,), (3, 64), (0, 64, 64), (3, 64, 2.5), (3, 1, 64), (3, 64, 64, 1)]
+)
+def test_shapes_of_images_are_three_numbers(make, shape):
+    with pytest.raises(FedlibError, match="shape is|channels is|Height or width is"):
+        make(shape, 4)
+    with pytest.raises(FedlibError, match="number of outputs is"):
+        make((3, 64, 64), 0)
+
+
+def test_resnet18_says_how_small_an_image_may_be():
+    with pytest.raises(FedlibError, match="at least 9; got 8"):
+        models.resnet18((3, 8, 32), 10)
+    model = models.resnet18((3, 9, 9), 2)
+    row = torch.zeros(1, model.size)
+    assert model.apply(row, torch.zeros(1, 2, 3, 9, 9)).shape == (1, 2, 2)
+
+
+def test_sizes_of_the_other_models():
+    for make in (models.linear, models.location, lambda n: models.lstm(3, n)):
+        for size in (0, -1, 2.5, "3", None, [3]):
+            with pytest.raises(FedlibError, match="is a whole number of at least 1"):
+                make(size)
+
+
+@pytest.mark.parametrize(
+    ("theta", "x", "told"),
+    [
+        (torch.zeros(2, 7), torch.zeros(2, 3, 4), "theta is"),
+        (torch.zeros(2, 46), torch.zeros(2, 3, 4), "theta is"),
+        (torch.zeros(2, 23), torch.zeros(3, 3, 4), "x has batches for 3 copies, theta has 2"),
+        (torch.zeros(2, 23), torch.zeros(4), "Expected a batch for each copy"),
+        (torch.zeros(2, 23).double(), torch.zeros(2, 3, 4), "theta holds torch.float64"),
+        (torch.zeros(2, 23).long(), torch.zeros(2, 3, 4), "theta holds torch.int64"),
+    ],
+)
+def test_a_model_is_applied_to_a_batch_a_copy(theta, x, told):
+    with pytest.raises(FedlibError, match=told):
+        models.mlp(4, 3, 2).apply(theta, x)
+
+
+def test_rows_have_the_features_type_everywhere():
+    task = MODELS["mlp"](np.float64)
+    theta, batch = torch.zeros(1, task.size), task.data.full_batch([0])
+    for ask in (
+        lambda: local_sgd(task, theta, [batch], 0.1),
+        lambda: task.grad(theta, batch),
+        lambda: task.evaluate(theta),
+    ):
+        with pytest.raises(FedlibError, match=r"Expected torch.float64, as the features are"):
+            ask()
+
+
+@pytest.mark.parametrize("clients", [[], [99], [-1], [1.5], 3])
+def test_clients_are_numbers_of_some(clients):
+    task = MODELS["mlp"](np.float64)
+    with pytest.raises(FedlibError, match="Clients are numbers from 0 to"):
+        task.data.full_batch(clients)
+    if clients in ([99], [-1], [1.5]):
+        with pytest.raises(FedlibError, match="Clients are numbers from 0 to"):
+            task.client_gradients(torch.zeros(1, task.size).double(), clients)
+    if clients == []:
+        with pytest.raises(FedlibError, match="No client was chosen"):
+            task.client_gradients(torch.zeros(1, task.size).double(), clients)
+
+
+def test_options_of_rules_and_estimates():
+    task = MODELS["mlp"](np.float64)
+    row, batch = torch.zeros(1, task.size).double(), task.data.full_batch([0])
+    for beta in (-1, 1.5, math.nan, "a", None, True):
+        with pytest.raises(FedlibError, match="beta is a number"):
+            steps.momentum(beta)
+    for mu in (-1, math.nan, math.inf, "a"):
+        with pytest.raises(FedlibError, match="mu is a number"):
+            steps.proximal(mu)
+    with pytest.raises(FedlibError, match=r"asks for 'anchor'. It has the extras \[\]"):
+        local_sgd(task, row, [batch], 0.1, step=steps.proximal(0.1))
+    for options in ({"client": 99}, {"client": -1}, {"client": 1.5}, {"tolerance": math.nan}):
+        with pytest.raises(FedlibError, match="Clients are|client is|tolerance is"):
+            smoothness(task, row, **options)
+    for limit in (0, -1, 1.5):
+        with pytest.raises(FedlibError, match="limit is a whole number"):
+            task.evaluate(row, limit=limit)
+
+
+@pytest.mark.parametrize("seed", [-1, 1.5, "1", None])
+def test_a_stream_has_a_whole_number_for_a_seed(seed):
+    with pytest.raises(FedlibError, match="A seed is a whole number"):
+        stream(seed, "data")
+    with pytest.raises(FedlibError, match="A seed is a whole number"):
+        MODELS["mlp"](np.float64).init([seed])
+
+
+@pytest.mark.parametrize(
+    "groups",
+    [(0, 2), (2, -1), (2.5, 2), (2, 2, torch.ones(3)), (2, 2, "a"), (2, 2, torch.ones(1, 1, 4))],
+)
+def test_groups_hold_rows(groups):
+    with pytest.raises(FedlibError, match="is a whole number|The weights of 2 groups"):
+        Groups(*groups)
+
+
+def test_weights_are_tensors():
+    theta = torch.zeros(2, 3)
+    for W in (np.eye(2), None, 3):
+        with pytest.raises(FedlibError, match="W is a|theta is a"):
+            mix(theta, W)
+    with pytest.raises(FedlibError, match="q is a list"):
+        average(theta, [0.5, 0.5])
+
+
+def test_targets_of_a_test_split_are_those_of_training():
+    x, y, parts = np.zeros((4, 2), np.float32), np.arange(4), [np.arange(4)]
+    for test_x, test_y, told in ((None, y, "without test_x"), (x, None, "both None")):
+        with pytest.raises(FedlibError, match=told):
+            FederatedDataset.build(x, y, parts, test_x, test_y)
+    with pytest.raises(FedlibError, match="array of numbers; got MaskedArray"):
+        FederatedDataset.build(np.ma.masked_array(x, x == 0), y, parts)
+
+
+@pytest.mark.parametrize("process", [None, 3, "full", Full])
+def test_participation_is_a_process(process):
+    with pytest.raises(FedlibError, match="participation is a process"):
+        FedAvg(process, 0.1)
+
+
+def test_flags_are_true_or_false():
+    with pytest.raises(FedlibError, match="wait is True or False; got 'no'"):
+        AsyncTDCD(0.1, 2, None, LAW, LAW, wait="no")
+    with pytest.raises(FedlibError, match="unbiased is True or False"):
+        Mixing(unbiased="no")
+    with pytest.raises(FedlibError, match="mixing is a Mixing"):
+        PERM(0.1, mixing=3)
+
+
+@pytest.mark.parametrize("wrong", [{"rounds": -1}, {"points": 0}, {"cycle": 0}, {"rounds": 2.5}])
+def test_looks_are_whole_numbers(wrong):
+    with pytest.raises(FedlibError, match="is a whole number"):
+        off_cycle(**{"rounds": 100, "points": 10, **wrong})
+
+
+@pytest.mark.parametrize("value", [-1.0, math.nan, "0.1", None, [0.1, -0.1]])
+def test_constants_of_a_bound_are_not_below_zero(value):
+    with pytest.raises(FedlibError, match="G2 is at least 0"):
+        hierarchy_theory.lemma_1([[1, 2]], sizes=[1, 2], lr=0.1, G2=value)
+    with pytest.raises(FedlibError, match="sigma2 is at least 0"):
+        tiers_theory.theorem_1(L=1, L_max=1, gap=1, sigma2=value, lr=0.001, Q=2, rounds=10)
+    with pytest.raises(FedlibError, match="rounds is above 0"):
+        tiers_theory.theorem_1(L=1, L_max=1, gap=1, sigma2=1, lr=0.001, Q=2, rounds=0)
+
+
+@pytest.mark.parametrize("lam", ["a", None, [[1, 2], [3]]])
+def test_a_strength_of_mixing_is_a_number(lam):
+    with pytest.raises(FedlibError, match="λ is a number or a tensor"):
+        weights.water_fill(torch.zeros(3, 3), torch.ones(3), lam)

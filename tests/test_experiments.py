@@ -472,3 +472,36 @@ def test_a_commit_with_changes_has_a_plus(tmp_path, monkeypatch):
 def test_seeds_that_cannot_be(seeds, tmp_path):
     with pytest.raises(FedlibError, match=r"[Ss]eed"):
         experiments.run(PAPER, "figB1", "smoke", seeds, out=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"runs": 3}, "'runs' is 3"),
+        ({"kind": 3}, "'kind' is 3"),
+        ({"kind": "os:system"}, "is no study"),
+        ({3: 4}, "goes by its name"),
+        ({"dataset": "nosuch"}, "Unknown data set"),
+        ({"clients": 10**6}, "1000000 clients for"),
+        ({"model": []}, "model is empty"),
+        ({"model": ["softmax", 63, 10]}, "64 features"),
+        ({"pool": 100}, "pool = 100"),
+    ],
+)
+def test_settings_that_cannot_be_leave_no_folder(changes, told, tmp_path):
+    with pytest.raises(FedlibError, match=told):
+        experiments.run(PAPER, "fig1", "smoke", None, "cpu", tmp_path / "new", False,
+                        changes=changes)  # fmt: skip
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_folder_that_was_there_stays(tmp_path):
+    with pytest.raises(FedlibError, match="clients for"):
+        experiments.run(PAPER, "fig1", "smoke", None, "cpu", tmp_path, False,
+                        changes={"clients": 10**6})  # fmt: skip
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_book_s_own_folder_is_never_meant_by_none(tmp_path):
+    with pytest.raises(FedlibError, match="out is a folder"):
+        experiments.run(PAPER, "fig1", "smoke", out=None)

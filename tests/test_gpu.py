@@ -245,6 +245,7 @@ ON_A_CPU = {  # no data set: a toy, clocks, arithmetic, a small problem; or no l
         "single-loop",
     ],
     "tiers": [
+        "fig9-one-rate",
         "rates-norms",
         "norms",
         "fig3-soonest",

@@ -66,6 +66,13 @@ def test_inside_a_group_of_dirichlet_data_clients_are_alike():
     assert max(sizes[:4]) - min(sizes[:4]) <= 1 and max(sizes[4:]) - min(sizes[4:]) <= 1
 
 
+def test_alpha_says_how_unlike_the_clients_are():
+    alike, unlike = (dealt(split="dirichlet", alpha=alpha) for alpha in (1e6, 0.1))
+    shares = [np.bincount(LABELS[part], minlength=10) / np.bincount(LABELS) for part in alike]
+    assert_allclose(shares, 1 / 12, atol=0.01)
+    assert np.ptp([len(part) for part in unlike]) > 100
+
+
 def test_a_group_alone_has_its_own_clients():
     whole = dealt(split="groups")
     for i, rows in enumerate((whole[:4], whole[4:])):
@@ -192,6 +199,21 @@ def test_runs_of_a_training_are_those_of_each_alone_by_hand():
                 assert mine[f"group {i}", "accuracy", 3] == pytest.approx(hit.mean(), abs=0.004)
                 made = line.counts[line.counts[:, i] > 0, i].mean()
                 assert mine["clock", f"iterations of group {i}", 0] == pytest.approx(made)
+
+
+def test_few_training_samples_are_spread_evenly_and_all_test_samples_are_looked_at():
+    task = study.build_task(TRAINED, [3])[0]
+    x, data = task.init((3,)), task.data
+    state = SimpleNamespace(x=x, y=torch.stack([x, -x], 1), seeds=(3,))
+    told = study.Looks(TRAINED | dict(evaluate_on=7))(state, task)
+    loss, hit = losses_and_hits(x[0], data.test_x, data.test_y)
+    assert float(told["test", "loss"]) == pytest.approx(loss.mean(), rel=1e-5)
+    _, other = losses_and_hits(-x[0], data.test_x, data.test_y)
+    for i, one in enumerate((hit, other)):
+        assert float(told[f"group {i}", "accuracy"]) == pytest.approx(one.mean())
+    loss, _ = losses_and_hits(x[0], data.x, data.y)
+    few = loss[np.linspace(0, len(loss) - 1, 7).astype(int)]
+    assert float(told["train", "loss"]) == pytest.approx(few.mean(), rel=1e-5)
 
 
 def test_staleness_is_the_mean_over_the_merges_of_a_group():

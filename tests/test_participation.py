@@ -132,6 +132,13 @@ def test_errors():
         pt.Trace(np.ones((3, 2)))
     with pytest.raises(FedlibError, match=r"\(0, 1\]"):
         pt.Markov(10, on=0.0)
+    with pytest.raises(FedlibError, match=r"\(0, 1\]"):
+        pt.Markov(10, off=0.0)
+
+
+def test_a_whole_group_may_take_part_at_once():
+    process = pt.Periodic(6, 2, groups=3, window=2, offset=0)
+    assert [sorted(process.draw(5, t)[0]) for t in (1, 2, 4)] == [[0, 1], [2, 3], [4, 5]]
 
 
 RANDOM = [name for name in ALL if name not in ("full", "cyclic", "trace")]

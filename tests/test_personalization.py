@@ -300,6 +300,8 @@ def test_a_global_minibatch_reads_on_in_each_clients_walk():
     w = w - 0.5 * task.grad(w.repeat(N, 1), batches[0]).mean(0)
     assert_allclose(state.x, w, rtol=1e-12)
     assert (state.cursor == 2 * N + 1).all()
+    whole = run(PERM(0.2, 2, 2, mixing=perm.mixing, global_lr=0.5), task, N)
+    assert (whole.cursor == 2 * N).all(), "all samples, and nobody reads on"
 
 
 def test_runs_side_by_side_are_the_runs_apart():

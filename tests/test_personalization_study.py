@@ -1,5 +1,7 @@
 """What the personalization chapter runs: phases, looks, costs, weights, rates side by side."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -240,6 +242,15 @@ def test_halves_are_compared_with_guessing():
         assert_allclose(curve(frame, "local", f"group {k}", "above guessing", 2), accuracy - guess)
     mean = sum(curve(frame, "local", f"group {k}", "accuracy", 2) for k in range(2)) / 2
     assert_allclose(mean, curve(frame, "local", "test", "accuracy", 2))
+
+
+def test_the_most_frequent_class_is_that_of_the_rows_that_judge_one_kind():
+    held = SimpleNamespace(
+        y=np.array([0, 0, 1, 2, 2, 1, 1]),
+        own={7: [np.array([0, 1, 2]), np.array([3, 4]), np.array([5])]},
+        groups={7: np.array([0, 1, 1])},
+    )
+    assert [study.majority(held, 7, kind) for kind in range(3)] == [2 / 3, 2 / 3, 0]
 
 
 def test_fedavg_is_fedavg():

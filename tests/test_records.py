@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import math
 import os
 import re
 import tomllib
@@ -345,6 +346,14 @@ def test_a_pipe_is_not_waited_for(name, tmp_path):
         records.load(PAPER, "fig1", "quick", tmp_path)
 
 
+def test_from_a_minute_on_a_record_says_how_long_it_took(tmp_path, monkeypatch):
+    for seconds, told in ((59.9, ""), (60.0, "1 min on CPU"), (150.1, "3 min on CPU")):
+        held = stored(tmp_path, wall_seconds=seconds)
+        monkeypatch.setattr(records, "load", lambda *_, held=held: held)
+        assert records.took(PAPER, "fig1", "quick") == told
+        monkeypatch.undo()
+
+
 # --- comparing two runs ---------------------------------------------------------------------------
 
 
@@ -361,3 +370,17 @@ def test_differences():
     assert said.startswith("2 of 2") and said.endswith("now 0.5"), "the first is named"
     assert "other runs" in records.differences(FRAME, FRAME.assign(seed=[1, 2]), True)
     assert "1 rows" in records.differences(FRAME[:1], FRAME, True)
+
+
+def test_settings_of_another_kind_are_stale_and_no_error(tmp_path):
+    s = json.loads(json.dumps(catalogue.settings(PAPER, "fig1", "quick"))) | {"kind": 3}
+    state = stored(tmp_path, settings=s).state
+    assert state.word == "stale" and "kind" in state.why
+
+
+@pytest.mark.parametrize("seconds", [-1.0, math.nan])
+def test_a_time_is_not_below_zero(seconds, tmp_path):
+    record = stored(tmp_path)
+    record.manifest_path.write_text(json.dumps(record.manifest | {"wall_seconds": seconds}))
+    with pytest.raises(FedlibError, match="wall_seconds"):
+        records.load(PAPER, "fig1", "quick", tmp_path)

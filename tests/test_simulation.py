@@ -27,7 +27,7 @@ from fedlib.engine import simulation
 from fedlib.engine.data import FederatedDataset
 from fedlib.engine.model import Model
 from fedlib.engine.models import mlp
-from fedlib.engine.simulation import simulate
+from fedlib.engine.simulation import MARK, simulate
 from fedlib.engine.tasks import Task
 from fedlib.errors import FedlibError
 from fedlib.evidence import experiments
@@ -465,3 +465,30 @@ def test_looking_at_given_rounds_changes_no_number():
     assert sorted(some["round"].unique()) == [0, 1, 5, 12]
     kept = every[every["round"].isin([0, 1, 5, 12])].reset_index(drop=True)
     pd.testing.assert_frame_equal(some.reset_index(drop=True), kept)
+
+
+@pytest.mark.parametrize("key", ["label", "state", "rows", "diverged", "all", "fields"])
+def test_a_checkpoint_that_is_none_though_its_hash_is_right(key, tmp_path):
+    path, task = tmp_path / "run.pt", classification()
+
+    def go():
+        options = dict(checkpoint=path, checkpoint_every=1, progress=False)
+        return simulate(FedAvg(pt.Full(task.N), 0.1), task, 2, **options)
+
+    go()
+    held = torch.load(io.BytesIO(path.read_bytes().partition(b"\n")[2]), weights_only=True)
+    wrong = {"all": [1], "fields": held | {"state": {"x": held["state"]["x"]}}}
+    content = io.BytesIO()
+    torch.save(wrong.get(key, held | {key: 3}), content)
+    mark = MARK + hashlib.sha256(content.getvalue()).hexdigest().encode()
+    path.write_bytes(mark + b"\n" + content.getvalue())
+    with pytest.raises(FedlibError, match="cannot be read|does not hold a whole state"):
+        go()
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_a_checkpoint_that_never_ends_is_not_read(kind, tmp_path, in_time):
+    path, task = tmp_path / "run.pt", classification()
+    os.mkfifo(path) if kind == "pipe" else path.symlink_to("/dev/zero")
+    with pytest.raises(FedlibError, match="not a regular file"):
+        simulate(FedAvg(pt.Full(task.N), 0.1), task, 2, checkpoint=path, progress=False)

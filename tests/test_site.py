@@ -14,6 +14,7 @@ from pathlib import Path
 
 import browser
 import build
+import executed
 import pytest
 
 from fedlib import paths
@@ -140,6 +141,11 @@ def test_every_link_leads_somewhere(html):
 
 
 @pytest.mark.parametrize("notebook", build.toc_notebooks(), ids=str)
+def test_a_notebook_ran_without_complaint_and_describes_its_figures(notebook, html):
+    executed.check(build.ROOT / notebook, html / "_sources" / notebook)
+
+
+@pytest.mark.parametrize("notebook", build.toc_notebooks(), ids=str)
 def test_a_notebook_page_offers_download_and_colab(notebook, html):
     page = (html / notebook).with_suffix(".html").read_text("utf-8")
     assert f"_sources/{notebook.as_posix()}" in page
@@ -167,10 +173,15 @@ def plain(text: str) -> str:
     return re.sub(r"\s+", " ", re.sub(r"[`*$\\\\]", "", text)).strip()
 
 
-def test_each_card_has_its_own_verdict_checks_and_words(html):
+@pytest.fixture(scope="module")
+def judged() -> dict[str, list[dict]]:
+    return {paper: claims.judge(paper) for paper in claims.papers()}
+
+
+def test_each_card_has_its_own_verdict_checks_and_words(html, judged):
     found = cards(html)
-    for paper in claims.papers():
-        for row in claims.judge(paper):
+    for rows in judged.values():
+        for row in rows:
             card = found[row["id"].lower()]
             words = text_of(card)
             assert f'verdict-{row["verdict"].replace(" ", "-")}"' in card
@@ -188,23 +199,22 @@ def test_each_card_has_its_own_verdict_checks_and_words(html):
             assert f"younger than the record. {row['changed'][:20]}" in ours or row["foreseen"]
 
 
-def test_the_overview_counts_and_states_every_claim(html):
+def test_the_overview_counts_and_states_every_claim(html, judged):
     page = (html / "book" / "scoreboard.html").read_text("utf-8")
     lists = re.findall(r'<table class="[^"]*claims-list.*?</table>', page, re.S)
     lines = [text_of(line) for part in lists for line in re.findall(r"<tr.*?</tr>", part, re.S)]
-    for paper in claims.papers():
-        for row in claims.judge(paper):
+    for rows in judged.values():
+        for row in rows:
             (line,) = (line for line in lines if f" {row['id']} " in line)
             assert f"{row['verdict']} {row['told']}" in line
             assert plain(row["statement"])[:40] in line
 
 
-def test_the_front_page_counts_the_verdicts(html):
+def test_the_front_page_counts_the_verdicts(html, judged):
     page = (html / "book" / "index.html").read_text("utf-8")
     (summary,) = re.findall(r'<table class="[^"]*claims-summary.*?</table>', page, re.S)
     lines = [text_of(line) for line in re.findall(r"<tr.*?</tr>", summary, re.S)][1:]
-    for paper, line in zip(claims.papers(), lines, strict=True):
-        rows = claims.judge(paper)
+    for rows, line in zip(judged.values(), lines, strict=True):
         assert f"{len(rows)} claims" in line
         for verdict, count in claims.count(rows).items():
             shown = re.search(rf"(\d+) {verdict}", line)
@@ -239,6 +249,8 @@ def test_every_erratum_has_an_address_and_its_three_parts_in_the_list_of_its_kin
             assert last == (paper, erratum["kind"]), erratum["id"]
             (box,) = re.findall(rf'id="{erratum["id"].lower()}">(.*?)</dl>', page, re.S)
             told = [text_of(part) for part in re.findall(r"<dd>(.*?)</dd>", box, re.S)]
+            heads = [text_of(part).strip() for part in re.findall(r"<dt>(.*?)</dt>", box, re.S)]
+            assert heads[::2] == ["The paper says", "How we checked"], erratum["id"]
             for key, shown in zip(("says", "reads", "checked"), told, strict=True):
                 assert letters(shown).startswith(letters(erratum[key])[:20]), erratum["id"]
             seen += 1

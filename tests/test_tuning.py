@@ -223,4 +223,5 @@ def test_early_rounds_are_fibonacci_numbers():
     while early[-1] < 89:
         early.append(early[-1] + early[-2])
     assert off_cycle(1000, 1) == [0, *early, 1000]
+    assert off_cycle(1000, 5) == [0, *early, 200, 400, 600, 800, 1000], "where nothing recurs"
     assert off_cycle(21, 1) == [0, 1, 2, 3, 5, 8, 13, 21]

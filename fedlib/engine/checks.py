@@ -29,6 +29,30 @@ def check_positive(name: str, value: Any, several: bool = False) -> None:
         raise FedlibError(f"{name} must be positive, one number{one}; got {value!r}.")
 
 
+def check_between(name: str, value: Any, low: float, high: float = float("inf")) -> None:
+    """Refuse what is no finite number from ``low`` to ``high``."""
+    real = isinstance(value, Real) and not isinstance(value, bool)
+    if not real or not low <= value <= high or value == float("inf"):
+        most = "" if high == float("inf") else f" and at most {high:g}"
+        raise FedlibError(f"{name} is a number of at least {low:g}{most}; got {value!r}.")
+
+
+def check_flag(name: str, value: Any) -> None:
+    """Refuse what is neither True nor False: words such as "no" would count as True."""
+    if not isinstance(value, bool | np.bool_):
+        raise FedlibError(f"{name} is True or False; got {value!r}.")
+
+
+def check_images(shape: Any, outputs: Any, least: int = 1) -> None:
+    """Refuse what is no shape of images, or of too small ones, and no number of outputs."""
+    if not isinstance(shape, Sequence) or isinstance(shape, str) or len(shape) != 3:
+        raise FedlibError(f"shape is (channels, height, width); got {shape!r}.")
+    check_whole_number("The number of channels", shape[0])
+    for side in shape[1:]:
+        check_whole_number("Height or width", side, least)
+    check_whole_number("The number of outputs", outputs)
+
+
 def checked_seeds(seeds: Any) -> tuple[int, ...]:
     """Return seeds as a tuple, having refused what are no whole numbers from 0 on."""
     if isinstance(seeds, Integral):
@@ -49,8 +73,8 @@ def checked_seeds(seeds: Any) -> tuple[int, ...]:
     return found
 
 
-def check_rows(theta: Any, size: int) -> None:
-    """Refuse what are no models of a task, ``[C, size]``."""
+def check_rows(theta: Any, size: int, dtype: Any = None) -> None:
+    """Refuse what are no models of a task, ``[C, size]``, or of another type where it is given."""
     if not isinstance(theta, Tensor) or theta.dim() != 2 or theta.shape[1] != size:
         came = list(theta.shape) if isinstance(theta, Tensor) else type(theta).__name__
         raise FedlibError(
@@ -59,6 +83,11 @@ def check_rows(theta: Any, size: int) -> None:
         )
     if not len(theta):
         raise FedlibError(f"theta holds no model: {list(theta.shape)}.")
+    if not theta.is_floating_point() or dtype not in (None, theta.dtype):
+        raise FedlibError(
+            f"theta holds {theta.dtype}. Expected {dtype or 'real numbers'}, as the features are: "
+            f"theta.to({dtype or 'torch.float32'})."
+        )
 
 
 def check_models(x: Any, runs: int, size: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -105,7 +106,7 @@ class Orders:
 
     def __init__(self, most: int) -> None:
         self.most, self.held = most, 0
-        self._kept: dict[tuple[int, ...], np.ndarray] = {}
+        self._kept: OrderedDict[tuple[int, ...], np.ndarray] = OrderedDict()
 
     def of(self, seed: int, client: int, number: int, size: int) -> np.ndarray:
         """Return the order in which a client reads its own samples in pass ``number``."""
@@ -116,7 +117,7 @@ class Orders:
             self.held += order.nbytes + OVERHEAD
         self._kept[key] = order
         while self.held > self.most:
-            self.held -= self._kept.pop(next(iter(self._kept))).nbytes + OVERHEAD
+            self.held -= self._kept.popitem(last=False)[1].nbytes + OVERHEAD
         return order
 
 
@@ -190,6 +191,10 @@ class FederatedDataset:
             no samples, a row number is no whole number, out of range or given twice, or
             ``test_parts`` are for another number of clients.
         """
+        if test_y is not None and test_x is None:
+            raise FedlibError("test_y came without test_x. Give both, or neither.")
+        if test_x is not None and (y is None) != (test_y is None):
+            raise FedlibError("The test targets and y are both given, or both None: no target.")
         x, y = pair(x, y, device, "train", finite)
         parts = _checked_parts(parts, len(x))
         if augment and x.dim() != 4:
@@ -325,8 +330,7 @@ class FederatedDataset:
                 f"clients are {[*shape]}, and q {None if part is None else [*part.shape]}, for "
                 f"{runs} seeds. Expected [{runs}, S] each."
             )
-        if clients.dtype.kind not in "iu" or clients.min() < 0 or clients.max() >= self.N:
-            raise FedlibError(f"Clients are numbers from 0 to {self.N - 1}; got {clients}.")
+        check_clients(clients, self.N)
         if cursor.shape != (runs, self.N):
             raise FedlibError(f"cursor is {[*cursor.shape]}. Expected [{runs}, {self.N}].")
 
@@ -375,6 +379,7 @@ class FederatedDataset:
         chosen = (
             np.arange(self.N) if clients is None else np.asarray(torch.as_tensor(clients).cpu())
         )
+        check_clients(chosen, self.N)
         held = _full([self.parts[n] for n in chosen])
         rows, weight = (torch.from_numpy(part).to(self.x.device) for part in held)
         return Batch(rows, weight.to(self.dtype))
@@ -391,6 +396,13 @@ class FederatedDataset:
             held = getattr(self, name)
             setattr(moved, name, None if held is None else held.to(device))
         return moved
+
+
+def check_clients(chosen: np.ndarray, N: int) -> None:
+    """Refuse what are no numbers of clients."""
+    whole = chosen.ndim and chosen.size and chosen.dtype.kind in "iu"
+    if not whole or chosen.min() < 0 or chosen.max() >= N:
+        raise FedlibError(f"Clients are numbers from 0 to {N - 1}; got {chosen}.")
 
 
 def _full(parts: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
@@ -489,6 +501,8 @@ def as_targets(y: Any, device: str | torch.device, split: str = "train") -> Tens
 
 def _numbers(values: Any, device: Any, what: str) -> Tensor:
     try:
+        if np.ma.is_masked(values):
+            raise TypeError("masked")
         by_place = values.to_numpy(copy=True) if hasattr(values, "to_numpy") else values
         found = torch.as_tensor(by_place, device=device)
         if found.is_complex() or not found.dim():

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedlib.engine.checks import check_whole_number
+from fedlib.engine.checks import check_between, check_whole_number
 from fedlib.engine.rng import stream
 from fedlib.errors import FedlibError
 
@@ -42,6 +42,8 @@ def smoothness(
     """
     check_whole_number("iterations", iterations)
     check_whole_number("seed", seed, 0)
+    check_between("tolerance", tolerance, 0)
+    check_whole_number("client", 0 if client is None else client, 0)
     start = stream(seed, "power iteration").standard_normal(theta.shape)
     v = torch.as_tensor(start, dtype=theta.dtype)
     v = v.to(theta.device)
@@ -51,6 +53,8 @@ def smoothness(
     estimate = 0.0
     for _ in range(iterations):
         change = task.client_gradients(theta + eps * v) - task.client_gradients(theta - eps * v)
+        if client is not None and client >= len(change):
+            raise FedlibError(f"Clients are numbers from 0 to {len(change) - 1}; got {client}.")
         product = change / (2 * eps)
         product = product.mean(0) if client is None else product[client]
         previous, estimate = estimate, product.norm().item()

@@ -218,7 +218,13 @@ def _follow(
     for t, batch in enumerate(batches):
         gradient = _flat_gradient(task, batch, theta)  # moves the buffers in theta
         elsewhere = functools.partial(_gradient_elsewhere, task, batch)
-        after = step(Now(theta, gradient, t, rate, extras, batch, elsewhere))
+        try:
+            after = step(Now(theta, gradient, t, rate, extras, batch, elsewhere))
+        except KeyError as error:
+            raise FedlibError(
+                f"The rule asks for {error}. It has the extras {[*extras]}; a tensor with a row "
+                "for each copy: local_sgd(..., extras={name: tensor})."
+            ) from error
         if not isinstance(after, Tensor) or after.shape != theta.shape:
             came = tuple(after.shape) if isinstance(after, Tensor) else repr(after)
             raise FedlibError(
@@ -300,7 +306,7 @@ def _checked(extras: Mapping[str, Tensor] | None, copies: int) -> dict[str, Tens
 
 def check_copies(task: Task, theta: Tensor, batches: Sequence[Batch], copies: int) -> None:
     """Refuse models of another task, and batches for another number of copies."""
-    check_rows(theta, task.size)
+    check_rows(theta, task.size, task.model.dtype(task.data.x))
     for step, batch in enumerate(batches):
         if batch.rows.dim() != 2 or len(batch.rows) != len(theta) or not batch.rows.shape[1]:
             raise FedlibError(

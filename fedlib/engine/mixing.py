@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedlib.engine.checks import check_whole_number
 from fedlib.errors import FedlibError
 
 
@@ -34,6 +35,9 @@ class Groups:
     count: int
     size: int
     weights: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        check_groups(self)
 
 
 def mix(theta: Tensor, W: Tensor | Groups) -> Tensor:
@@ -86,13 +90,32 @@ def average(theta: Tensor, q: Tensor) -> Tensor:
     Tensor
         ``[R, P]``.
     """
+    if not isinstance(q, Tensor):
+        raise FedlibError(f"q is a {type(q).__name__}. Expected a tensor.")
     if q.dim() != 2:
         raise FedlibError(f"q is {list(q.shape)}. Expected weights [R, C], one row a run.")
     return mix(theta, q.unsqueeze(1)).squeeze(1)
 
 
+def check_groups(groups: Groups) -> None:
+    """Refuse groups of no rows, and weights that are not one for each row."""
+    check_whole_number("count", groups.count)
+    check_whole_number("size", groups.size)
+    weights, rows = groups.weights, groups.count * groups.size
+    fits = isinstance(weights, Tensor) and weights.dim() in (1, 2) and weights.shape[-1] == rows
+    if weights is not None and not fits:
+        came = list(weights.shape) if isinstance(weights, Tensor) else repr(weights)
+        raise FedlibError(
+            f"The weights of {groups.count} groups of {groups.size} rows are {came}. Expected a "
+            f"tensor [{rows}], or [R, {rows}]."
+        )
+
+
 def check_weights(theta: Tensor, W: Tensor) -> None:
     """Refuse weights that are none, by shape and type: no number of theirs is read."""
+    for name, held in (("theta", theta), ("W", W)):
+        if not isinstance(held, Tensor):
+            raise FedlibError(f"{name} is a {type(held).__name__}. Expected a tensor.")
     axes = (2, 3) if W.is_floating_point() else (1, 2)
     if W.dim() not in axes or W.dtype == torch.bool or not theta.is_floating_point():
         raise FedlibError(

@@ -21,6 +21,7 @@ from torch.func import functional_call, vmap
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.parameter import is_lazy
 
+from fedlib.engine.checks import check_rows
 from fedlib.engine.rng import GOLDEN, scrambled, stream
 from fedlib.errors import FedlibError
 from fedlib.files import digest
@@ -213,6 +214,7 @@ class Model:
         Tensor
             ``[copies, B, K]``.
         """
+        check_fits(self, theta, x)
         views = theta if isinstance(theta, dict) else self.views(theta)
         if self._forward is not None:
             return self._forward(views, x)
@@ -394,6 +396,18 @@ def uniform(key: Tensor, number: int, shape: Sequence[int], device: torch.device
     places = torch.arange(1, 1 + int(np.prod(shape)), device=device)
     bits = scrambled(scrambled(key + number * GOLDEN % 2**62) + places * GOLDEN)
     return (((bits >> 11) & ((1 << 53) - 1)).double() * 2.0**-53).view(tuple(shape))
+
+
+def check_fits(model: Model, theta: Tensor | dict[str, Tensor], x: Tensor) -> None:
+    """Refuse rows of another model, and features that are not a batch for each of them."""
+    if isinstance(theta, dict):
+        return
+    if not isinstance(x, Tensor) or x.dim() < 2:
+        came = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
+        raise FedlibError(f"x is {came}. Expected a batch for each copy, [copies, B, ...].")
+    check_rows(theta, model.size, model.dtype(x) if x.is_floating_point() else None)
+    if len(x) != len(theta):
+        raise FedlibError(f"x has batches for {len(x)} copies, theta has {len(theta)}.")
 
 
 def check_module(module: nn.Module, has_rule: bool) -> None:

@@ -14,10 +14,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedlib.engine.checks import check_whole_number
+from fedlib.engine.checks import check_images, check_whole_number
 from fedlib.engine.convolution import convolve
 from fedlib.engine.model import Model
 from fedlib.errors import FedlibError, unknown
+
+
+def check_sizes(**sizes: int) -> None:
+    """Refuse sizes that are no positive whole numbers."""
+    for name, size in sizes.items():
+        check_whole_number(name, size)
 
 
 def uniform_init(name: str, shape: torch.Size, fan_in: int, rng: np.random.Generator) -> np.ndarray:
@@ -175,7 +181,7 @@ def small_cnn(shape: tuple[int, int, int], outputs: int) -> Model:
     outputs
         Embedding width or number of classes.
     """
-
+    check_images(shape, outputs)
     for side in shape[1:]:
         check_whole_number("Height or width", side, 4)
 
@@ -206,6 +212,7 @@ def normed_cnn(shape: tuple[int, int, int], outputs: int, norm: str = "group") -
     }
     if norm not in kinds:
         raise unknown("norm", norm, kinds)
+    check_images(shape, outputs)
     for side in shape[1:]:
         check_whole_number("Height or width", side, 2)
     channels, height, width = shape
@@ -257,6 +264,7 @@ def lenet(shape: tuple[int, int, int], classes: int) -> Model:
     classes
         Number of outputs.
     """
+    check_images(shape, classes)
     for side in shape[1:]:
         check_whole_number("Height or width", side, 16)
 
@@ -303,6 +311,7 @@ def lstm(features: int, hidden: int, outputs: int = 1) -> Model:
 
     Weights are uniform in ±1/√hidden, PyTorch's default for this layer.
     """
+    check_sizes(features=features, hidden=hidden, outputs=outputs)
 
     def forward(views: dict[str, Tensor], x: Tensor) -> Tensor:
         copies, batch, steps, _ = x.shape
@@ -450,8 +459,8 @@ def resnet18(shape: tuple[int, int, int], outputs: int, norm: str = "group") -> 
     Parameters
     ----------
     shape
-        Channels, height and width: ``(3, 32, 16)`` for a half. With ``outputs=10`` this has the
-        paper's 11,179,082 parameters.
+        Channels, height and width, at least 9 each: ``(3, 32, 16)`` for a half. With
+        ``outputs=10`` this has the paper's 11,179,082 parameters.
     outputs
         Embedding width E.
     norm
@@ -465,6 +474,7 @@ def resnet18(shape: tuple[int, int, int], outputs: int, norm: str = "group") -> 
     }
     if norm not in kinds:
         raise unknown("norm", norm, kinds)
+    check_images(shape, outputs, 9)
 
     def initialise(name, shape, fan_in, rng):
         if "norm" in name or ("shortcut.1" in name):
@@ -476,6 +486,7 @@ def resnet18(shape: tuple[int, int, int], outputs: int, norm: str = "group") -> 
 
 def linear(features: int) -> Model:
     """Linear prediction without bias, ``theta · x``, for least squares; starts at zero."""
+    check_sizes(features=features)
     module = nn.Linear(features, 1, bias=False, device="meta")
 
     def forward(views: dict[str, Tensor], x: Tensor) -> Tensor:
@@ -495,6 +506,7 @@ class _Location(nn.Module):
 
 def location(dim: int) -> Model:
     """The residual ``theta - z``: with half squares as loss, every client is a quadratic bowl."""
+    check_sizes(dim=dim)
 
     def forward(views: dict[str, Tensor], x: Tensor) -> Tensor:
         return views["point"].unsqueeze(1) - x

@@ -7,6 +7,8 @@ import zlib
 import numpy as np
 from torch import Tensor
 
+from fedlib.engine.checks import check_whole_number
+
 
 def stream(seed: int, name: str, *keys: int) -> np.random.Generator:
     """Return the generator of one named stream.
@@ -23,6 +25,7 @@ def stream(seed: int, name: str, *keys: int) -> np.random.Generator:
     *keys
         What it is drawn for, usually a round and a client.
     """
+    check_whole_number("A seed", seed, 0)
     entropy = (int(seed), zlib.crc32(name.encode()), *(int(key) for key in keys))
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(entropy)))
 

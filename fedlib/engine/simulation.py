@@ -21,7 +21,7 @@ from fedlib.engine.checks import check_whole_number, checked_seeds
 from fedlib.engine.draws import ahead
 from fedlib.engine.protocols import Algorithm, K, S, State, TaskLike
 from fedlib.errors import FedlibError
-from fedlib.files import digest, make_folder, publish
+from fedlib.files import check_regular, digest, make_folder, publish
 
 Callback = Callable[[Any, dict[str, Any]], None]
 
@@ -222,6 +222,7 @@ def _record(
                 diverged.setdefault((run, seed), state.t)
 
 
+LARGEST = 1 << 36  # bytes that a checkpoint may have
 MARK = b"fedlib checkpoint, SHA-256 of what follows the line: "
 
 
@@ -247,10 +248,12 @@ def _save(path: Path, state: State, rows: list, diverged: dict, label: str) -> N
 def _restore(path: Path, state: S, label: str) -> tuple[S, list, dict]:
     """Read a checkpoint; nothing in it is ever run."""
     try:
+        check_regular(path, LARGEST)
         first, _, content = path.read_bytes().partition(b"\n")
         if first != MARK + hashlib.sha256(content).hexdigest().encode():
             raise ValueError("it is damaged, or no checkpoint")
         held = torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
+        check_held(held)
     except Exception as error:
         raise FedlibError(f"Checkpoint {path} cannot be read ({error}). Delete it.") from error
     if held["label"] != label:
@@ -258,8 +261,17 @@ def _restore(path: Path, state: S, label: str) -> tuple[S, list, dict]:
             f"Checkpoint {path} belongs to another run.\n  found:    {held['label']}\n"
             f"  expected: {label}\nDelete it or choose another file."
         )
+    if set(held["state"]) != set(_fields(state)):
+        raise FedlibError(f"Checkpoint {path} does not hold a whole state. Delete it.")
     fields = {name: _whole(value, state.x.device) for name, value in held["state"].items()}
     return type(state)(**fields), held["rows"], held["diverged"]
+
+
+def check_held(held: Any) -> None:
+    """Refuse what is no checkpoint, though its hash is right."""
+    kinds = {"label": str, "state": dict, "rows": list, "diverged": dict}
+    if not isinstance(held, dict) or any(not isinstance(held.get(k), v) for k, v in kinds.items()):
+        raise ValueError(f"it holds no {', '.join(kinds)}")
 
 
 def _plain(value: Any, name: str) -> Any:

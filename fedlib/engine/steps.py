@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedlib.engine.checks import check_positive
+from fedlib.engine.checks import check_between, check_positive
 from fedlib.engine.data import Batch
 
 
@@ -70,6 +70,7 @@ def sgd(now: Now) -> Tensor:
 
 def proximal(mu: float, then: Step = sgd) -> Step:
     """Pull the rows towards ``anchor[C, P]``: adds ``mu (theta - anchor)``, as FedProx does."""
+    check_between("mu", mu, 0)
 
     def step(now: Now) -> Tensor:
         pull = mu * (now.theta - now.extras["anchor"])
@@ -99,6 +100,7 @@ def svrg(then: Step = sgd) -> Step:
 
 def momentum(beta: float, then: Step = sgd) -> Step:
     """Follow ``v <- beta v + gradient``; give ``velocity[C, P]`` to keep v over the rounds."""
+    check_between("beta", beta, 0, 1)
 
     def step(now: Now) -> Tensor:
         v = now.extras.setdefault("velocity", torch.zeros_like(now.theta))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedlib.engine.checks import check_rows
+from fedlib.engine.checks import check_rows, check_whole_number, checked_seeds
 from fedlib.engine.cores import each
 from fedlib.engine.data import Batch, FederatedDataset
 from fedlib.engine.losses import LOSSES, check_targets, tally, values
@@ -83,6 +83,7 @@ class Task:
 
     def init(self, seeds: Sequence[int]) -> Tensor:
         """Return one freshly initialised model a seed, ``[R, P]``."""
+        checked_seeds(seeds)
         rows = [self.model.init(stream(seed, "init")) for seed in seeds]
         return torch.cat(rows).to(self.data.x.device, self.model.dtype(self.data.x))
 
@@ -138,6 +139,8 @@ class Task:
             Which clients; default all.
         """
         chosen = range(self.N) if clients is None else clients
+        if not len(chosen):
+            raise FedlibError("No client was chosen. Leave clients out for all.")
         theta = theta.unsqueeze(0) if theta.dim() == 1 else theta
         if len(theta) != 1:
             raise FedlibError(f"theta is {[*theta.shape]}. Expected one model, [1, {self.size}].")
@@ -181,6 +184,7 @@ class Task:
         check_rows(theta, self.size)
         if split not in ("train", "test"):
             raise unknown("split", split, ["train", "test"])
+        check_whole_number("limit", 1 if limit is None else limit)
         x, y = (
             (self.data.x, self.data.y) if split == "train" else (self.data.test_x, self.data.test_y)
         )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NotRequired, get_args
 
 from fedlib import paths
 from fedlib.errors import FedlibError, nearest, unknown
-from fedlib.papers.job import settings_of
+from fedlib.papers.job import settings_of, study
 from fedlib.schema import Page, conform, keys, read_toml
 
 Profile = Literal["smoke", "quick", "paper"]
@@ -38,6 +39,16 @@ class Experiment(Page):
     smoke: NotRequired[dict[str, Any]]
     quick: NotRequired[dict[str, Any]]
     paper: NotRequired[dict[str, Any]]
+
+
+class Parts(Page):
+    """What is read of an experiment's settings before its study says what it reads."""
+
+    kind: NotRequired[str]
+    study: NotRequired[str]
+    runs: NotRequired[list[dict[str, Any]]]
+    tunes: NotRequired[str]
+    grid: NotRequired[list[Any]]
 
 
 def papers() -> list[str]:
@@ -157,6 +168,8 @@ def change(s: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """
     s = {**s, "runs": [dict(run) for run in s["runs"]]} if "runs" in s else dict(s)
     for key, value in changes.items():
+        if not isinstance(key, str):
+            raise FedlibError(f"A setting goes by its name, in words; got {key!r}.")
         run, _, name = key.rpartition(".")
         runs = [held for held in s.get("runs", []) if held["run"] == run or not run]
         if run and not runs:
@@ -182,8 +195,12 @@ def check(
         With the table, the key, what was there and what was expected.
     """
     s, table = change(settings(paper, experiment, profile), changes or {}), _table(paper)
+    parts = {k: v for k, v in s.items() if k in keys(Parts)}
+    conform(parts, Parts, f"{paths.paper_folder(paper) / 'experiments.toml'}, [{experiment}]")
     told, entry = f"{paths.paper_folder(paper) / 'experiments.toml'}", table[experiment]
     shapes = _shapes(s)
+    if s.get("grid") == []:
+        raise FedlibError(f"{told}, [{experiment}]: the grid is empty. Give it values to try.")
     if None in shapes:
         return
     known = _keys(shapes)
@@ -202,7 +219,7 @@ def check(
         if run and (not isinstance(run.get("run"), str) or run["run"] in {"", *found}):
             raise FedlibError(f"{told}, [{experiment}]: every run needs a name of its own{name}.")
         found.add(run.get("run", ""))
-        given = {**s, **run} | ({s["tunes"]: s["grid"][0]} if "grid" in s else {})
+        given = {**s, **run} | ({s["tunes"]: s["grid"][0]} if s.get("tunes") else {})
         given = {k: 1.0 if v == "tuned" else v for k, v in given.items()}
         for shape in shapes:
             mine = {key: given[key] for key in keys(shape) if key in given}
@@ -213,7 +230,18 @@ def _shapes(s: dict[str, Any]) -> list[Any]:
     """Return the settings of an experiment's study, and of the study that it tunes."""
     if "kind" not in s:
         raise FedlibError(f"The experiment '{s['title']}' has no kind, 'package.module:function'.")
-    return [settings_of(s[key]) for key in ("kind", "study") if key in s]
+    kinds = [s[key] for key in ("kind", "study") if key in s]
+    for kind in kinds:
+        if not _takes_a_job(study(kind)):
+            raise FedlibError(f"'{kind}' is no study. A study is a function of a job, study(job).")
+    return [settings_of(kind) for kind in kinds]
+
+
+def _takes_a_job(function: Any) -> bool:
+    try:
+        return "job" in inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return False
 
 
 def _keys(shapes: list[Any]) -> set[str]:

@@ -12,7 +12,7 @@ import functools
 import inspect
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NotRequired, get_type_hints
@@ -703,8 +703,10 @@ def checks(paper: str, claim: str, out: str | Path | None = None) -> list[Check]
     return [_check(paper, entry, check, out) for check in entry.get("check", [])]
 
 
-def judge(paper: str, out: str | Path | None = None) -> list[dict[str, Any]]:
-    """Judge all claims of a paper.
+def judge(
+    paper: str, out: str | Path | None = None, ids: Sequence[str] | None = None
+) -> list[dict[str, Any]]:
+    """Judge claims of a paper.
 
     Parameters
     ----------
@@ -712,6 +714,8 @@ def judge(paper: str, out: str | Path | None = None) -> list[dict[str, Any]]:
         See :func:`papers`.
     out
         Folder of records; default is the one that ships with fedlib.
+    ids
+        The claims; default is all of them.
 
     Returns
     -------
@@ -724,9 +728,11 @@ def judge(paper: str, out: str | Path | None = None) -> list[dict[str, Any]]:
     """
     if out is not None and not Path(out).is_dir():
         raise FedlibError(f"There is no folder {out} to read records from.")
+    known = {claim["id"]: claim for claim in table(paper)}
     judged = []
-    for claim in table(paper):
-        found = checks(paper, claim["id"], out)
+    for name in known if ids is None else ids:
+        found = checks(paper, name, out)
+        claim = known[name]
         held, rule = _read_from(paper, found, out), _rule(claim)
         words = {k: claim.get(k, "") for k in ("paper_reports", "because", "note", "changed")}
         judged.append(

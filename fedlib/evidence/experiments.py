@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 import platform
 import shutil
 import subprocess
@@ -100,11 +101,15 @@ def run(
     OutOfTime
         When the time is over first. The same call goes on from there.
     """
+    if not isinstance(out, str | Path):
+        raise FedlibError(f"out is a folder for the record, such as 'runs'; got {out!r}.")
+    if not isinstance(changes, Mapping | None):
+        raise FedlibError(f"changes are values by the name of a setting; got {changes!r}.")
     s = catalogue.change(settings(paper, experiment, profile), changes or {})
     catalogue.check(paper, experiment, profile, changes)
     chosen = choose_seeds(s, seeds)
     place = choose_device(device)
-    home = files.make_folder(records.folder(paper, out))
+    home = records.folder(paper, out)
     tuned = _tuning(paper, s, profile, out)
     present = freshness.now(s)
     if not replace:
@@ -118,7 +123,7 @@ def run(
     used = tuning.apply(s, tuned["chosen"]) if tuned else s
     job = Job(used, chosen, place, folder, progress, until=until)
     lock = home / f".{experiment}.{profile}.lock"
-    with files.only_one(lock, f"{paper} {experiment}, profile {profile},"):
+    with files.folder_for(home), files.only_one(lock, f"{paper} {experiment}, profile {profile},"):
         try:
             with steady():
                 outcome = study(s["kind"])(job)
@@ -169,7 +174,7 @@ def _check_place(page: Path, s: dict[str, Any], seeds: tuple[int, ...]) -> None:
 def _seconds(folder: Path) -> float:
     """Return how long earlier starts of an unfinished run worked."""
     kept = folder / "seconds"
-    return float(kept.read_text()) if kept.exists() else 0.0
+    return float(kept.read_text()) if os.path.exists(kept) else 0.0
 
 
 def choose_seeds(s: dict[str, Any], seeds: int | Sequence[int] | None) -> tuple[int, ...]:
@@ -181,6 +186,8 @@ def choose_seeds(s: dict[str, Any], seeds: int | Sequence[int] | None) -> tuple[
         For none, for one given twice or below zero, and for one that is kept for the other use.
     """
     tunes, asked = "tunes" in s, s["seeds"] if seeds is None else seeds
+    if isinstance(asked, bool):
+        raise FedlibError(f"A number of seeds is 1 to {MOST_SEEDS}; got {asked}.")
     if isinstance(asked, Integral) and not 1 <= asked <= MOST_SEEDS:
         raise FedlibError(f"A number of seeds is 1 to {MOST_SEEDS}; got {asked}.")
     if isinstance(asked, Integral):

@@ -62,6 +62,15 @@ class Place(NamedTuple):
     name: str
 
 
+class Piece(NamedTuple):
+    """What one definition is, as a hash, and what it asks for."""
+
+    hash: str
+    attributes: frozenset[str]
+    words: frozenset[str]
+    asked: tuple[Place, ...]
+
+
 class Module(NamedTuple):
     """What a file defines at its top level, and what its imports are called there."""
 
@@ -191,7 +200,7 @@ def judge(
     if unseen:
         return State("stale", f"Code has changed: {_few(unseen)}.")
     days = {manifest.get("small"), digest(now(small_settings)["code"])}
-    if not days <= set(small["tables"]):
+    if not days <= set(small.get("tables", ())):
         return State("stale", f"Code has changed: {_few(changed)}; no small run of that day.")
     return State("checked", f"Code has changed ({_few(changed)}); the small run gives the same.")
 
@@ -215,7 +224,7 @@ def seen(small: Mapping[str, Any], code: Code) -> dict[str, Any]:
 def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings as a manifest holds them, without words and without where code lives."""
     kept = {k: v for k, v in json.loads(json.dumps(settings)).items() if k not in TOLD}
-    return kept | {"kind": kept.get("kind", "").split(":")[-1]}
+    return kept | {"kind": str(kept.get("kind", "")).split(":")[-1]}
 
 
 def _few(names: list[str]) -> str:
@@ -224,8 +233,9 @@ def _few(names: list[str]) -> str:
 
 @functools.lru_cache(maxsize=256)
 def _code(module: str, name: str, words: frozenset[str]) -> Code:
-    walk = _Walk({"fedlib", module.split(".")[0]}, set(words))
-    walk.follow(walk.resolve(module, name))
+    homes = frozenset({"fedlib", module.split(".")[0]})
+    walk = _Walk(homes, set(words))
+    walk.follow(_resolve(homes, module, name))
     walk.settle()
     return {name: "+".join(sorted(set(found))) for name, found in sorted(walk.found.items())}
 
@@ -233,7 +243,7 @@ def _code(module: str, name: str, words: frozenset[str]) -> Code:
 class _Walk:
     """Everything reached so far, and what it asks for."""
 
-    def __init__(self, homes: set[str], words: set[str]) -> None:
+    def __init__(self, homes: frozenset[str], words: set[str]) -> None:
         self.homes, self.words = homes, words
         self.attributes: set[str] = set()
         self.found: dict[str, list[str]] = {}
@@ -249,16 +259,12 @@ class _Walk:
             return
         self.seen.add((place, ""))
         node = _module(place.module).definitions[place.name]
+        if isinstance(node, ast.Dict):
+            self.registries.append((place, node))
+            return
         if isinstance(node, ast.ClassDef):
             self.classes.append((place, node))
-            methods = [n for n in node.body if isinstance(n, ast.FunctionDef)]
-            rest = copy.copy(node)
-            rest.body = [n for n in node.body if n not in methods]
-            self.keep(place, place.name, rest)
-        elif isinstance(node, ast.Dict):
-            self.registries.append((place, node))
-        else:
-            self.keep(place, place.name, node)
+        self.keep(place, place.name, node)
 
     def settle(self) -> None:
         """Add methods and entries as they are asked for, until nothing is left to add."""
@@ -287,39 +293,57 @@ class _Walk:
             self.keep(place, name, node)
 
     def keep(self, place: Place, name: str, node: ast.AST) -> None:
-        """Hash a definition and follow what it names."""
-        plain = _Plain(self, place.module, node)
-        tree = plain.visit(copy.deepcopy(node))
-        if isinstance(tree, ast.FunctionDef) and not tree.body:
-            return  # nothing but checks
-        text = _dump(tree)
-        for inner in ast.walk(tree):
-            if isinstance(inner, ast.Attribute):
-                self.attributes.add(inner.attr)
-            elif isinstance(inner, ast.Constant) and isinstance(inner.value, str):
-                self.words.add(inner.value)
-        found = hashlib.sha256(text.encode()).hexdigest()[:8]
-        self.found.setdefault(name, []).append(found)
-        for other in plain.asked:
+        """Note the hash of a definition and follow what it names."""
+        piece = _piece(self.homes, place.module, node)
+        if piece is None:
+            return
+        self.attributes |= piece.attributes
+        self.words |= piece.words
+        self.found.setdefault(name, []).append(piece.hash)
+        for other in piece.asked:
             self.follow(other)
 
-    def resolve(self, module: str, name: str) -> Place | None:
-        """Return where a module's name is defined, through re-exports; None if not with us."""
-        for _ in range(20):
-            if module.split(".")[0] not in self.homes or not _file(module):
-                return None
-            held = _module(module)
-            if name in held.definitions:
-                return Place(module, name)
-            if name in held.imports:
-                module, name = held.imports[name]
-                if not name:
-                    return Place(module, "")
-            elif _file(f"{module}.{name}"):
-                return Place(f"{module}.{name}", "")
-            else:
-                return None
+
+@functools.cache
+def _piece(homes: frozenset[str], module: str, node: ast.AST) -> Piece | None:
+    """Return what a definition is and asks for; None if it does nothing but checks.
+
+    A class is read without its methods: each of them is a piece of its own.
+    """
+    tree = copy.deepcopy(node)
+    if isinstance(tree, ast.ClassDef):
+        tree.body = [n for n in tree.body if not isinstance(n, ast.FunctionDef)]
+    plain = _Plain(homes, module, tree)
+    tree = plain.visit(tree)
+    if isinstance(tree, ast.FunctionDef) and not tree.body:
         return None
+    inside = list(ast.walk(tree))
+    texts = (n.value for n in inside if isinstance(n, ast.Constant) and isinstance(n.value, str))
+    return Piece(
+        hashlib.sha256(_dump(tree).encode()).hexdigest()[:8],
+        frozenset(n.attr for n in inside if isinstance(n, ast.Attribute)),
+        frozenset(texts),
+        tuple(plain.asked),
+    )
+
+
+def _resolve(homes: frozenset[str], module: str, name: str) -> Place | None:
+    """Return where a module's name is defined, through re-exports; None if not with us."""
+    for _ in range(20):
+        if module.split(".")[0] not in homes or not _file(module):
+            return None
+        held = _module(module)
+        if name in held.definitions:
+            return Place(module, name)
+        if name in held.imports:
+            module, name = held.imports[name]
+            if not name:
+                return Place(module, "")
+        elif _file(f"{module}.{name}"):
+            return Place(f"{module}.{name}", "")
+        else:
+            return None
+    return None
 
 
 class _Lean(ast.NodeTransformer):
@@ -368,8 +392,8 @@ class _Lean(ast.NodeTransformer):
 class _Plain(_Lean):
     """Write every reference by the plain name of its definition, and note them."""
 
-    def __init__(self, walk: _Walk, module: str, node: ast.AST) -> None:
-        self.walk, self.module = walk, module
+    def __init__(self, homes: frozenset[str], module: str, node: ast.AST) -> None:
+        self.homes, self.module = homes, module
         self.asked: list[Place] = []
         self.own = _bound(node) if isinstance(node, ast.FunctionDef) else set()
         self.imports = dict(_imports(module, ast.walk(node)))
@@ -379,12 +403,12 @@ class _Plain(_Lean):
         if isinstance(node, ast.Name):
             if node.id in self.imports:
                 held = self.imports[node.id]
-                return self.walk.resolve(*held) if held.name else held
-            return None if node.id in self.own else self.walk.resolve(self.module, node.id)
+                return _resolve(self.homes, *held) if held.name else held
+            return None if node.id in self.own else _resolve(self.homes, self.module, node.id)
         if isinstance(node, ast.Attribute):
             inside = self.place(node.value)
             if inside and not inside.name:
-                return self.walk.resolve(inside.module, node.attr)
+                return _resolve(self.homes, inside.module, node.attr)
         return None
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
@@ -493,5 +517,5 @@ def _dump(tree: ast.AST) -> str:
 
 def forget() -> None:
     """Read every source file anew, after an edit."""
-    for kept in (_code, _file, _module):
+    for kept in (_code, _piece, _file, _module):
         kept.cache_clear()

@@ -24,7 +24,7 @@ from fedlib.evidence import catalogue
 from fedlib.evidence.catalogue import PROFILES
 from fedlib.evidence.freshness import State, judge
 from fedlib.files import make_folder, open_regular, publish
-from fedlib.schema import Page, conform
+from fedlib.schema import NonNegativeFloat, Page, conform
 
 LARGEST = 1 << 30  # bytes that a file of a record may have
 UNREADABLE = (OSError, EOFError, ValueError, RecursionError, zlib.error)
@@ -43,7 +43,7 @@ class Manifest(Page):
     settings: dict[str, Any]
     seeds: list[int]
     rows: str  # SHA-256 of the rows
-    wall_seconds: float
+    wall_seconds: NonNegativeFloat
     data: dict[str, str]  # SHA-256 of what was read
     fidelity: str
     diverged: dict[str, dict[str, int]]  # run: seed: round
@@ -219,10 +219,10 @@ def load(
 def _stored(path: Path, names: tuple[str, ...]) -> Record:
     """Return the record whose rows are in a file."""
     page = path.with_name(path.name.replace(".csv.gz", ".json"))
-    if _waiting(page).exists():
+    if os.path.exists(_waiting(page)):  # no error where a name is too long
         with contextlib.suppress(*UNREADABLE, LookupError, TypeError):  # told below
             _put_in_place(path, page)
-    if not (path.exists() and page.exists()):
+    if not (os.path.exists(path) and os.path.exists(page)):
         raise MissingRecord(f"There is no {path}.")
     return _read(path, page, names, (path.stat().st_mtime_ns, page.stat().st_mtime_ns))
 

@@ -196,6 +196,11 @@ def check_settings(
     algorithm: Any, rates: Sequence[str] = ("lr",), counts: Sequence[str] = ("local_steps",)
 ) -> None:
     """Refuse rates that are not positive, counts that are not whole, and such a batch size."""
+    process = getattr(algorithm, "participation", None)
+    if hasattr(algorithm, "participation") and not callable(getattr(process, "draw", None)):
+        raise FedlibError(f"participation is a process, such as Full(N=20); got {process!r}.")
+    if isinstance(process, type):
+        raise FedlibError(f"participation is a process; got its class {process.__name__} alone.")
     for name in rates:
         check_positive(name, getattr(algorithm, name), name in algorithm.per_run)
     for name in counts:

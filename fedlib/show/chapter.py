@@ -175,13 +175,11 @@ class Chapter:
 
         Where nothing was decided, the outcome says why, and how many seeds would decide.
         """
-        rows = {row["id"]: row for row in claims.judge(self.paper, self.where)}
-        for name in ids:
-            if name not in rows:
-                raise unknown("claim", name, rows)
-            row = rows[name]
-            print(f"{name}: {row['verdict'].upper()}. {row['told'].capitalize()}. {row['note']}")
-        table = pd.DataFrame([check for name in ids for check in rows[name]["checks"]])
+        rows = claims.judge(self.paper, self.where, ids)
+        for row in rows:
+            told = row["told"].capitalize()
+            print(f"{row['id']}: {row['verdict'].upper()}. {told}. {row['note']}")
+        table = pd.DataFrame([check for row in rows for check in row["checks"]])
         table["quantity"] += table["essential"].map({True: "", False: " (control)"})
         table["outcome"] += [f" ({why})" if why else "" for why in table["why"]]
         columns = ["outcome", "quantity", "measured", "asked", "record"]

@@ -154,6 +154,8 @@ class HierarchicalSGD:
     def __post_init__(self) -> None:
         check_settings(self, counts=())
         check_groups(self.groups)
+        if not np.size(self.sync) or not np.size(self.grow):
+            raise FedlibError("sync and grow are a number each, or one for each run; got none.")
         laws = each(self.local, len(self.groups), "group")
         for sync, grow in itertools.product(*map(np.atleast_1d, (self.sync, self.grow))):
             check_clock(sync, self.time, laws, self.server, grow)

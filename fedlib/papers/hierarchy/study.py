@@ -22,7 +22,16 @@ from fedlib.papers.hierarchy import counts
 from fedlib.papers.hierarchy.algorithm import HierarchicalSGD, State
 from fedlib.papers.hierarchy.asynchronous import AsyncHierarchicalSGD
 from fedlib.papers.hierarchy.clock import timeline
-from fedlib.papers.job import Job, Outcome, Settings, alike, checkpoint_file, joined
+from fedlib.papers.job import (
+    Job,
+    Outcome,
+    Settings,
+    alike,
+    check_pool,
+    check_width,
+    checkpoint_file,
+    joined,
+)
 from fedlib.population.delays import Deterministic, Law, ShiftedExponential
 from fedlib.schema import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -87,10 +96,12 @@ def build_task(s: Split, seeds: Sequence[int], device: str = "cpu") -> tuple[Tas
         most = np.argsort(-datasets.owners(held).sizes, kind="stable")[: s.get("owners")]
         held = datasets.only(held, sorted(most.tolist()), *s.get("per_owner", ()))
     splits = {seed: deal(held, s, seed) for seed in seeds}
+    check_pool(s.get("pool", 1), held.train_x)
     train_x, test_x = (_pooled(x, s.get("pool", 1)) for x in (held.train_x, held.test_x))
     data = FederatedDataset.build(
         train_x, held.train_y, splits[seeds[0]], test_x, held.test_y, device
     ).with_splits(splits)
+    check_width(s["model"], train_x)
     name, *sizes = s["model"]
     if name not in MODELS:
         raise unknown("model", name, MODELS)

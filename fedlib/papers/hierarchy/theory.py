@@ -20,7 +20,7 @@ import torch
 
 from fedlib.engine.estimate import gradient_noise, smoothness
 from fedlib.errors import FedlibError
-from fedlib.papers.bound import Bound, as_array
+from fedlib.papers.bound import Bound, as_array, check_constants
 from fedlib.papers.hierarchy.counts import (
     Averages,
     averages,
@@ -69,6 +69,7 @@ def lemma_1(counts: Any, *, sizes: Sequence[int], lr: float, G2: float) -> np.nd
 
     It has the shape of ``counts``, whose last axis holds the groups.
     """
+    check_constants(counts=counts, lr=lr, G2=G2)
     return 2 * lr**2 * (as_array(counts) ** 2 + kappa(sizes)) * G2
 
 
@@ -200,6 +201,7 @@ def theorem_2(
     FedlibError
         Unless ``0 < lr <= 1/L``, or for counts and sizes that do not fit.
     """
+    check_constants(G2=G2, sigma2=sigma2)
     _step(lr, L)
     known, w = _averages(counts, sizes), shares(sizes)
     each = (lr * L) ** 2 * G2

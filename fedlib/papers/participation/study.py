@@ -26,6 +26,8 @@ from fedlib.papers.job import (
     Settings,
     alike,
     apart,
+    check_pool,
+    check_width,
     checkpoint_file,
     joined,
     off_cycle,
@@ -142,11 +144,13 @@ def build_task(s: Split, seeds: Sequence[int], device: str = "cpu") -> tuple[Tas
         raise unknown("partitioner", s["partition"], partition.PARTITIONERS)
     deal = partition.PARTITIONERS[s["partition"]]
     splits = {seed: deal(held.train_y, s["clients"], seed) for seed in seeds}
+    check_pool(s.get("pool", 1), held.train_x)
     train_x, test_x = (_pooled(x, s.get("pool", 1)) for x in (held.train_x, held.test_x))
     data = FederatedDataset.build(
         train_x, held.train_y, splits[seeds[0]], test_x, held.test_y, device,
         s.get("augment", False),
     ).with_splits(splits)  # fmt: skip
+    check_width(s["model"], train_x)
     used = datasets.fingerprint(train_x, held.train_y, test_x, held.test_y)
     return Task(build_model(*s["model"]), data), {**held.hashes, "as used": used}
 

@@ -18,8 +18,9 @@ from typing import Any
 
 import numpy as np
 
+from fedlib.engine.checks import check_whole_number
 from fedlib.errors import FedlibError
-from fedlib.papers.bound import Bound, as_array
+from fedlib.papers.bound import Bound, as_array, check_constants
 
 # --------------------------------------------------------------------------------------------------
 # What the weights and the gradients say: d, beta, nu, delta, rho
@@ -113,7 +114,10 @@ def variance_bound(d2: float, qbar: Any) -> np.ndarray:
 
 def interval_means(q: Any, interval: int) -> np.ndarray:
     """Return the mean weights of each complete interval: ``q[..., T, N]`` to ``[..., T//P, N]``."""
+    check_whole_number("interval", interval)
     q = as_array(q)
+    if q.ndim < 2:
+        raise FedlibError(f"q is {[*q.shape]}. Expected weights [..., T, N].")
     count = q.shape[-2] // interval
     if count < 1:
         raise FedlibError(f"{q.shape[-2]} rounds hold no complete interval of {interval} rounds.")
@@ -255,6 +259,9 @@ def theorem_3_1(
     FedlibError
         When a step-size condition or ``P <= T/2`` is violated; the message holds the numbers.
     """
+    check_constants(True, L=L, lr=lr, amplify=amplify, rounds=rounds)
+    check_constants(True, local_steps=local_steps, interval=interval)
+    check_constants(sigma2=sigma2, nu2=nu2, beta2=beta2, delta2=delta2, rho2=rho2)
     _conditions(L, lr, amplify, local_steps, interval, rounds)
     step = (lr * L * local_steps) ** 2
     per_noise = (lr * L) ** 2 * local_steps * (21 + 18 * interval * rho2)
@@ -522,6 +529,8 @@ def prescription(
     clients, rho2, local_steps, rounds
         N, a bound on ``sum_n (q_t^n)^2``, I and T.
     """
+    check_constants(variance=variance, rho2=rho2)
+    check_constants(True, clients=clients, local_steps=local_steps, rounds=rounds)
     scale = variance * clients**2.5
     if scale == 0:
         raise FedlibError("The weights do not vary: delta is zero for P = 1 already.")

@@ -6,10 +6,12 @@ from typing import Any
 
 import numpy as np
 
+from fedlib.engine.checks import check_whole_number
 from fedlib.engine.data import FederatedDataset
 from fedlib.engine.models import location
 from fedlib.engine.tasks import Task
-from fedlib.papers.bound import as_array
+from fedlib.errors import FedlibError
+from fedlib.papers.bound import as_array, check_constants
 
 
 def toy_task() -> Task:
@@ -36,7 +38,13 @@ def toy_run(
 
     I exact steps of client n from x end at ``z_n + (1 - gamma)^I (x - z_n)``.
     """
+    check_constants(gamma=gamma, eta=eta)
+    check_whole_number("rounds", rounds, 0)
+    check_whole_number("interval", interval)
+    check_whole_number("local_steps", local_steps)
     z, x = as_array(z), as_array(start).copy()
+    if not z.ndim or not len(z):
+        raise FedlibError(f"z holds a minimiser for each client, [N, D]; got {[*z.shape]}.")
     path, reference = [x], x
     for t in range(rounds):
         x = x + (1 - (1 - gamma) ** local_steps) * (z[t % len(z)] - x)

@@ -18,7 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlib.engine.checks import check_models, check_positive, check_whole_number, checked_seeds
+from fedlib.engine.checks import (
+    check_flag,
+    check_models,
+    check_positive,
+    check_whole_number,
+    checked_seeds,
+)
 from fedlib.engine.cost import check_room
 from fedlib.engine.data import Reading
 from fedlib.engine.draws import ON_HOST, draw_one
@@ -59,6 +65,7 @@ class Mixing:
 
     def __post_init__(self) -> None:
         check_positive("lam", self.lam, True)
+        check_flag("unbiased", self.unbiased)
         if self.steps is not None:
             check_whole_number("steps", self.steps)
         if self.unit not in ("noise", "one"):
@@ -280,6 +287,8 @@ class PERM(ShuffledSGD):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive("global_lr", self.global_lr, True)
+        if not hasattr(self.mixing, "weights"):
+            raise FedlibError(f"mixing is a Mixing, such as Mixing(lam=30.0); got {self.mixing!r}.")
         if self.global_batch is not None:
             check_whole_number("global_batch", self.global_batch)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from numbers import Real
 from typing import ClassVar
 
 import numpy as np
@@ -77,7 +78,9 @@ def units(
 
 def check_share(share: Sequence[float]) -> None:
     """Refuse shares of a layer's units that are none."""
-    if not len(share) or not all(0 < part <= 1 for part in share):
+    if not isinstance(share, Sequence | np.ndarray) or isinstance(share, str):
+        raise FedlibError(f"share is a list, one a client; got {share!r}.")
+    if not len(share) or not all(isinstance(part, Real) and 0 < part <= 1 for part in share):
         raise FedlibError(f"Each share is above 0 and at most 1, one a client; got {share}.")
 
 

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlib.engine.checks import check_whole_number
+from fedlib.engine.checks import check_flag, check_whole_number
 from fedlib.engine.cost import check_room
 from fedlib.engine.data import Batch
 from fedlib.engine.draws import draw_one, upload
@@ -435,6 +435,7 @@ class APFL(Everyone):
     def __post_init__(self) -> None:
         check_settings(self)
         check_least("mixing", self.mixing, 1)
+        check_flag("adaptive", self.adaptive)
 
     def init(self, task: Task, seeds: Sequence[int], x: Tensor | None = None) -> State:
         """Return the state before the first round, from fresh models or from given ``x[R, P]``."""

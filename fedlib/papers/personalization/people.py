@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fedlib import datasets
+from fedlib.engine.checks import check_between, check_whole_number
 from fedlib.engine.data import Batch
 from fedlib.engine.losses import tally, values
 from fedlib.engine.rng import stream
@@ -215,6 +216,10 @@ def two_halves(
     numpy.ndarray, numpy.ndarray
         Features ``[clients * samples, features]``, client after client, and labels 0 and 1.
     """
+    check_whole_number("clients", clients)
+    check_whole_number("samples", samples)
+    check_whole_number("features", features)
+    check_between("angle", angle, -360, 360)
     if features < 2 + balanced:
         raise FedlibError(
             f"{features} features leave no second direction to turn to. Take {2 + balanced} or more"

@@ -17,7 +17,16 @@ from fedlib.engine.draws import upload
 from fedlib.engine.simulation import History, simulate
 from fedlib.engine.tasks import Task
 from fedlib.errors import FedlibError, unknown
-from fedlib.papers.job import Job, Outcome, alike, apart, checkpoint_file, joined, off_cycle
+from fedlib.papers.job import (
+    Job,
+    Outcome,
+    alike,
+    apart,
+    check_width,
+    checkpoint_file,
+    joined,
+    off_cycle,
+)
 from fedlib.papers.personalization import others, weights
 from fedlib.papers.personalization.algorithm import PERM, VISITS, Mixing, ShuffledSGD, State
 from fedlib.papers.personalization.discrepancy import estimate, halves
@@ -200,6 +209,7 @@ def bill(frame: pd.DataFrame) -> pd.DataFrame:
 
 def build_task(s: Serving, population: Population, device: str = "cpu") -> Task:
     """Return the task of a population, with a split for each seed."""
+    check_width(s["model"], population.x)
     name, *sizes = s["model"]
     if name not in MODELS:
         raise unknown("model", name, MODELS)

@@ -10,6 +10,8 @@ NeurIPS 2023. The closed form and the thresholds are ours, proved in the book.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numba
 import numpy as np
 import torch
@@ -95,6 +97,7 @@ def project(v: Tensor) -> Tensor:
     Projecting is water-filling: ``½‖α − v‖²`` is, up to a constant, equation (2) with z = −v, every
     ``n_j = 1`` and ``λ = ½``.
     """
+    _check_last(v)
     return water_fill(-v, v.new_ones(v.shape[-1]), 0.5)
 
 
@@ -147,6 +150,21 @@ def entropy(A: Tensor) -> Tensor:
     return -torch.special.xlogy(A, A).sum(-1)
 
 
+def _check_last(v: Tensor) -> None:
+    """Refuse what has no last axis of clients."""
+    if not isinstance(v, Tensor) or not v.dim() or not v.shape[-1]:
+        came = [*v.shape] if isinstance(v, Tensor) else type(v).__name__
+        raise FedlibError(f"v is {came}. Expected rows of weights in a tensor, [..., N].")
+
+
+def _check_numbers(name: str, value: Any) -> None:
+    """Refuse what no tensor of real numbers can be made of."""
+    try:
+        torch.as_tensor(value, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise FedlibError(f"{name} is a number or a tensor of them; got {value!r}.") from error
+
+
 def _check_square(z: Tensor) -> None:
     """Refuse what is no discrepancy of all with all."""
     if not isinstance(z, Tensor) or z.dim() < 2 or z.shape[-1] != z.shape[-2]:
@@ -158,6 +176,8 @@ def _checked(z: Tensor, n: Tensor, lam: float | Tensor) -> tuple[Tensor, Tensor]
     """Return sizes and λ as tensors like z, having refused what makes no problem."""
     if not isinstance(z, Tensor) or not z.is_floating_point() or z.dim() < 1:
         raise FedlibError(f"z holds real discrepancies [..., N] in a tensor; got {z!r}.")
+    _check_numbers("n", n)
+    _check_numbers("λ", lam)
     n, lam = (torch.as_tensor(value, dtype=z.dtype, device=z.device) for value in (n, lam))
     if n.shape != z.shape[-1:]:
         raise FedlibError(f"n is {[*n.shape]}. Expected one size a client, [{z.shape[-1]}].")
@@ -179,6 +199,8 @@ def _checked(z: Tensor, n: Tensor, lam: float | Tensor) -> tuple[Tensor, Tensor]
 
 def check_simplex(A: Tensor) -> None:
     """Refuse rows that are no weights: negative, not finite, or with a sum other than one."""
+    if not isinstance(A, Tensor):
+        raise FedlibError(f"Mixing weights are a tensor [..., N, N]; got {type(A).__name__}.")
     slack = 1e-4 if A.dtype == torch.float32 else 1e-9
     sums = A.sum(-1)
     if not bool((A >= -slack).all()) or not bool(((sums - 1).abs() <= slack).all()):

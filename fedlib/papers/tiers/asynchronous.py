@@ -37,6 +37,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedlib.engine.checks import check_flag
 from fedlib.engine.draws import ON_HOST, draw_one, upload
 from fedlib.errors import FedlibError
 from fedlib.papers.fedavg import check_settings
@@ -168,6 +169,7 @@ class AsyncTDCD:
 
     def __post_init__(self) -> None:
         check_settings(self)
+        check_flag("wait", self.wait)
         tick = 1.0 if self.tick is None else self.tick
         if not isinstance(tick, Real) or not 0 < tick < float("inf"):
             raise FedlibError(f"tick is a positive time or None; got {self.tick!r}.")

@@ -15,8 +15,17 @@ from fedlib.datasets import partition
 from fedlib.engine import models
 from fedlib.engine.rng import stream
 from fedlib.engine.simulation import simulate
-from fedlib.errors import unknown
-from fedlib.papers.job import Job, Outcome, Settings, alike, apart, checkpoint_file, joined
+from fedlib.errors import FedlibError, unknown
+from fedlib.papers.job import (
+    Job,
+    Outcome,
+    Settings,
+    alike,
+    apart,
+    check_pool,
+    checkpoint_file,
+    joined,
+)
 from fedlib.papers.tiers import theory
 from fedlib.papers.tiers.algorithm import TDCD
 from fedlib.papers.tiers.asynchronous import AsyncTDCD, HubRound
@@ -86,6 +95,9 @@ def build_task(
     """Load the data; split columns over the silos, and rows over clients, anew for each seed."""
     held = datasets.load(s["dataset"], progress=False)
     keep = s.get("samples") or len(held.train_y)
+    check_pool(s.get("pool", 1), held.train_x)
+    if not s["model"]:
+        raise FedlibError("model is empty. Expected a name and sizes, such as ['mlp', 32, 10].")
     cut = [_cut(s, _pooled(x, s.get("pool", 1))) for x in (held.train_x[:keep], held.test_x)]
     clients = [s["clients"]] * len(cut[0])
     rows = {seed: partition.grid(keep, clients, seed, s["aligned"]) for seed in seeds}

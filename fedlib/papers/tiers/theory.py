@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from fedlib.errors import FedlibError
-from fedlib.papers.bound import Bound, as_array
+from fedlib.papers.bound import Bound, as_array, check_constants
 
 
 def _step(lr: float, Q: int, constant: float, name: str, share: int) -> None:
@@ -61,6 +61,8 @@ def drift_bound(*, L_max: float, lr: float, Q: int, gradient2: float) -> float:
 
 
 def _bound(L, L_max, gap, anchor, drift, lr, Q, rounds) -> Bound:
+    check_constants(True, L=L, L_max=L_max, rounds=rounds)
+    check_constants(noise=anchor, drift=drift)
     _step(lr, Q, max(L, L_max), "max(L, L_max)", 8)
     s = lr * Q
     return Bound(
@@ -99,6 +101,7 @@ def theorem_1(
     FedlibError
         Unless ``0 < lr <= 1/(8 Q max(L, L_max))``; the message holds the numbers.
     """
+    check_constants(sigma2=sigma2)
     noise = as_array(sigma2).sum()
     return _bound(L, L_max, gap, noise, noise, lr, Q, rounds)
 
