@@ -384,7 +384,7 @@ def test_a_full_disk_ends_with_a_sentence(march, tmp_path):
     shell = f'ulimit -f 1; exec "$@" --out {tmp_path / "out"}'
     done = subprocess.run(
         ["bash", "-c", shell, "", *COMMAND, str(tmp_path / "grid.toml")],
-        capture_output=True, text=True, timeout=60, check=False,
+        capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
     assert done.returncode == 2 and "Cannot write to" in done.stderr, done.stderr
     assert "Traceback" not in done.stderr and not list(tmp_path.rglob("*.part"))
@@ -400,7 +400,7 @@ print(table["status"].tolist())
     (tmp_path / "script.py").write_text(script)
     for given in ([str(tmp_path / "script.py")], ["-"]):
         done = subprocess.run(
-            [sys.executable, *given], input=script, capture_output=True, text=True, timeout=60,
+            [sys.executable, *given], input=script, capture_output=True, text=True, timeout=600,
             check=True,
         )  # fmt: skip
         assert done.stdout.split("\n")[:2] == ["begun", "['done']"]
@@ -418,7 +418,7 @@ resource_tracker.register = lambda *what: print("made", what)
 list(tqdm(range(2), disable=True))
 """
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=600, check=True
     )
     assert done.stdout == ""
 
@@ -532,7 +532,7 @@ def test_interrupted_while_workers_begin_it_says_one_line(march, tmp_path):
     until(lambda: "spawn_main" in command_lines(running.pid))
     time.sleep(0.3)  # they are importing
     os.killpg(running.pid, signal.SIGINT)
-    said = running.communicate(timeout=30)[0]
+    said = running.communicate(timeout=600)[0]
     assert running.returncode == 130
     assert said == "Interrupted. Run the same command again to go on.\n"
 

@@ -44,7 +44,7 @@ def process(*arguments, code=""):
     """Run the command line, or ``code``, in a process of its own."""
     env = os.environ | {"PYTHONPATH": str(Path(fedlib.__file__).parents[1])}
     command = [sys.executable, "-c", code or "from fedlib.cli import main; main()", *arguments]
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
 
 
 # --- list, run ------------------------------------------------------------------------------------
@@ -364,7 +364,7 @@ def test_names_that_are_too_long(monkeypatch):
 def test_any_encoding_will_do(encoding):
     env = os.environ | {"PYTHONIOENCODING": encoding, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "fedlib", "claims", "tiers"]
-    done = subprocess.run(command, env=env, capture_output=True, timeout=120)
+    done = subprocess.run(command, env=env, capture_output=True, timeout=600)
     text = done.stdout.decode(encoding)
     assert done.returncode == 0 and "TDCD-C1" in text, done.stderr
     assert text.splitlines()[-1].startswith("? holds"), "the sign that this encoding lacks"

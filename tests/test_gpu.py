@@ -49,7 +49,7 @@ def test_killed_and_started_again_it_ends_as_if_nothing_had_been(tmp_path):
     held = json.loads((out / "gpu.json").read_text())
     assert not list(out.glob("records/**/*.csv.gz"))
     second = started(out)
-    told, errors = second.communicate(timeout=180)
+    told, errors = second.communicate(timeout=600)
     assert second.returncode == 0, errors
     found = json.loads((out / "gpu.json").read_text())
     assert found["agree"] == held["agree"] and found["roofline"] == held["roofline"]

@@ -58,7 +58,7 @@ class Desk:
     def type(self, command: str, code: int = 0) -> str:
         running = self.begin(command)
         try:
-            said = running.communicate(timeout=120)[0]
+            said = running.communicate(timeout=600)[0]
         finally:
             if running.poll() is None:
                 os.killpg(running.pid, signal.SIGKILL)
@@ -66,11 +66,11 @@ class Desk:
         return said
 
     def interrupt(self, command: str, when: Callable[[], bool]) -> str:
-        running, late = self.begin(command), time.monotonic() + 60
+        running, late = self.begin(command), time.monotonic() + 600
         while not when() and running.poll() is None and time.monotonic() < late:
             time.sleep(0.02)
         os.killpg(running.pid, signal.SIGINT)
-        said = running.communicate(timeout=60)[0]
+        said = running.communicate(timeout=600)[0]
         assert running.returncode == 130, said
         return said
 

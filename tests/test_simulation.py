@@ -129,7 +129,7 @@ def process(kind: str, folder: Path, kill: str = "never") -> list[str]:
     log.unlink(missing_ok=True)
     env = os.environ | {"PYTHONPATH": str(Path(fedlib.__file__).parents[1])}
     command = [sys.executable, __file__, kind, str(folder), kill]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
     assert done.returncode == (0 if kill == "never" else -signal.SIGKILL), done.stderr
     return log.read_text().split("\n")[:-1]
 
