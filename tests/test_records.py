@@ -368,6 +368,11 @@ def test_differences():
     assert records.differences(FRAME, FRAME.assign(value=[0.335, np.nan]), False) == ""
     said = records.differences(FRAME, FRAME.assign(value=[0.5, 1.0]), False)
     assert said.startswith("2 of 2") and said.endswith("now 0.5"), "the first is named"
+    many = pd.concat([FRAME.assign(value=[0.3, 0.4])] * 5, ignore_index=True)
+    for off, told in ((2, False), (3, True)):
+        other = many.assign(value=np.where(np.arange(10) < off, 0.7, many["value"]))
+        assert bool(records.differences(many, other, False)) == told, "four in five agree"
+        assert records.differences(many, other, True)
     assert "other runs" in records.differences(FRAME, FRAME.assign(seed=[1, 2]), True)
     assert "1 rows" in records.differences(FRAME[:1], FRAME, True)
 

@@ -1,4 +1,7 @@
-"""A sweep in one batch is every run of it alone, bit for bit."""
+"""A sweep in one batch is every run of it alone, bit for bit.
+
+Products of a module are the processor's library's, and some round them by the size of the batch.
+"""
 
 import itertools
 from dataclasses import dataclass, replace
@@ -81,10 +84,12 @@ def test_rates_and_seeds_in_one_call(process, model):
     options = dict(evaluate_every=3, splits=("train", "test"), limit=50)
     found = sweep(algorithm, task, 7, {"lr": RATES}, SEEDS, progress=False, **options)
     frame, states = alone(algorithm, task, 7, {"lr": RATES}, SEEDS, **options)
-    assert tidy(found.frame).equals(tidy(frame)) and found.diverged == {}
+    within = dict(rtol=1e-6, atol=1e-7) if model == "module" else dict(rtol=0, atol=0)
+    pd.testing.assert_frame_equal(tidy(found.frame), tidy(frame), **within)
+    assert found.diverged == {}
     assert found.frame["run"].unique().tolist() == [f"lr={rate}" for rate in RATES]
     for r, state in enumerate(states):
-        assert torch.equal(found.state.x[r], state.x[0])
+        torch.testing.assert_close(found.state.x[r], state.x[0], **within)
         assert np.array_equal(found.state.cursor[r], state.cursor[0])
 
 

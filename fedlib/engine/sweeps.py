@@ -71,9 +71,9 @@ def sweep(
     """Run every setting of a grid with every seed, all of them side by side in one batch.
 
     The rows are bit for bit those of ``simulate`` called for each setting with these seeds (up to
-    rounding with BatchNorm, and with functions such as GELU that PyTorch rounds by their place in
-    memory). All models of all settings are held at once; where memory is
-    short, sweep parts of the grid.
+    rounding with BatchNorm, with functions such as GELU that PyTorch rounds by their place in
+    memory, and on some processors with the products of a module of your own). All models of all
+    settings are held at once; where memory is short, sweep parts of the grid.
 
     Parameters
     ----------

@@ -327,7 +327,7 @@ def provenance(device: str) -> dict[str, Any]:
     return {
         **(gpu if device == "cuda" else {}),
         "device": _device_name(device),
-        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "instructions": f"{torch.backends.cpu.get_cpu_capability()}, {_processor()}",
         "versions": versions,
         "commit": _commit(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -339,6 +339,17 @@ def _device_name(device: str) -> str:
         return torch.cuda.get_device_name()
     threads = torch.get_num_threads()
     return f"CPU ({platform.machine()}, {threads} thread{'s' * (threads > 1)})"
+
+
+def _processor() -> str:
+    """Return the processor's maker, family and model: libraries choose their products by them."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().partition("\n\n")[0].splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    told = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    known = [told[key] for key in ("vendor_id", "cpu family", "model") if key in told]
+    return " ".join(known) or platform.machine()
 
 
 def _commit() -> str:

@@ -284,8 +284,9 @@ def differences(one: pd.DataFrame, other: pd.DataFrame, same_machine: bool) -> s
     Parameters
     ----------
     same_machine
-        Made with the same instruction set and the same PyTorch: values agree to 1e-5.
-        Otherwise 2 % is allowed, or .02, as training enlarges the last bit.
+        Made on the same kind of processor with the same PyTorch: values agree to 1e-5.
+        Otherwise four values in five agree to 2 %, or to .02: training enlarges the last bit, and
+        where a rate is near the largest that works it does so without bound.
     """
     keys = [c for c in one.columns if c != "value"]
     if list(one.columns) != list(other.columns) or len(one) != len(other):
@@ -294,7 +295,7 @@ def differences(one: pd.DataFrame, other: pd.DataFrame, same_machine: bool) -> s
         return "the rows are of other runs, rounds or metrics"
     small = (1e-5, 1e-9) if same_machine else (0.02, 0.02)
     close = np.isclose(one["value"], other["value"], *small, equal_nan=True)
-    if close.all():
+    if close.mean() >= (1 if same_machine else 0.8):
         return ""
     first = int(np.flatnonzero(~close)[0])
     a, b = one.iloc[first].to_dict(), other["value"].iloc[first]
