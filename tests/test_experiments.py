@@ -308,9 +308,34 @@ def test_obtain_reads_or_runs(tmp_path, monkeypatch):
     with pytest.raises(records.MissingRecord):
         experiments.obtain(PAPER, "figB1", "replay", out=tmp_path)
     made = experiments.obtain(PAPER, "figB1", "smoke", out=tmp_path)
-    monkeypatch.setattr(experiments.tuning, "study", None)
+    ran = []
+    monkeypatch.setattr(experiments, "run", lambda *given: ran.append(given))
     read = experiments.obtain(PAPER, "figB1", "replay", out=tmp_path)
     assert read.path == made.path and read.frame.equals(made.frame)
+    again = experiments.obtain(PAPER, "figB1", "smoke", device="cpu", out=tmp_path)
+    assert again.path == made.path and not ran, "it is there, and the same code made it"
+    experiments.obtain(PAPER, "figB1", "smoke", 2, "cpu", tmp_path)
+    assert [given[3] for given in ran] == [2], "other seeds"
+    m = made.manifest
+    for other in ({"device": "a GPU"}, {"code": m["code"] | {"simulate": "0"}}):
+        records.save(tmp_path, made.frame, m | other)
+        experiments.obtain(PAPER, "figB1", "smoke", device="cpu", out=tmp_path)
+    assert len(ran) == 3
+
+
+def test_a_record_waits_for_its_tuning(tmp_path, monkeypatch):
+    """Where the record of the rates is another one, what was run at them is run again."""
+    rates = experiments.run(
+        "hierarchy", "rates-3", "smoke", device="cpu", out=tmp_path, progress=False
+    )
+    made = experiments.obtain("hierarchy", "fig3", "smoke", device="cpu", out=tmp_path)
+    ran = []
+    monkeypatch.setattr(experiments, "run", lambda *given: ran.append(given))
+    again = experiments.obtain("hierarchy", "fig3", "smoke", device="cpu", out=tmp_path)
+    assert again.path == made.path and not ran
+    records.save(tmp_path, rates.frame.assign(value=rates.frame["value"] + 1), rates.manifest)
+    experiments.obtain("hierarchy", "fig3", "smoke", device="cpu", out=tmp_path)
+    assert len(ran) == 1
 
 
 @pytest.mark.parametrize("name", ["fig1", "figD2", "figD3", "figD1"])

@@ -249,13 +249,35 @@ def obtain(
     device: str = "auto",
     out: str | Path | None = None,
 ) -> Record:
-    """Return a record: stored for ``replay``, freshly run for any other profile.
+    """Return a record: stored for ``replay``; for any other profile run, if it is not there yet.
 
-    This is what the notebooks call; the command line calls :func:`run` as well.
+    A record that is there is taken when the present code, settings, seeds, tuning and kind of
+    device made it. This is what the notebooks call; the command line calls :func:`run`.
     """
     if profile == "replay":
         return records.load(paper, experiment, "largest", out)
-    return run(paper, experiment, profile, seeds, device, out or "runs")
+    out = out or "runs"
+    made = _made(paper, experiment, profile, seeds, device, out)
+    return made or run(paper, experiment, profile, seeds, device, out)
+
+
+def _made(
+    paper: str,
+    experiment: str,
+    profile: str,
+    seeds: int | Sequence[int] | None,
+    device: str,
+    out: str | Path,
+) -> Record | None:
+    """Return the record in a folder that :func:`run` would give again, None if there is none."""
+    try:
+        held = records.load(paper, experiment, profile, out)
+        chosen = choose_seeds(settings(paper, experiment, profile), seeds)
+    except FedlibError:
+        return None
+    m, on_cpu = held.manifest, choose_device(device) == "cpu"
+    alike = m["seeds"] == list(chosen) and m["device"].startswith("CPU") == on_cpu
+    return held if alike and held.state.word == "fresh" else None
 
 
 def check(paper: str, experiment: str, out: str | Path, progress: bool = True) -> str:

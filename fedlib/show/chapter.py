@@ -92,7 +92,7 @@ class Chapter:
     paper
         The paper's name.
     profile
-        ``"replay"`` shows stored records; any other profile runs.
+        ``"replay"`` shows stored records; any other profile runs what ``out`` does not hold yet.
     experiments_to_run
         Names, or ``"all"``; the others count as missing.
     seeds, device
