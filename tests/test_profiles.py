@@ -69,6 +69,8 @@ def test_one_round_of_every_experiment_of_every_profile(paper, name, profile, mo
         short["runs"] = [{**run, "Q": 1} if "Q" in run else run for run in settings.get("runs", [])]
         if "resnet18" in settings.get("model", []):
             short["runs"] = short["runs"][:1]  # they differ in Q, rate and numbers of clients
+            short["clients"] = 1
+            short |= {"clients_grid": [1]} if "clients_grid" in settings else {}
     if "cohort" in settings and "cohorts" not in settings:
         short |= COHORT
     if paper == "hierarchy":
