@@ -599,9 +599,9 @@ def features_up_to_signs(
     if ``q = 2`` (threat model 1), or by all others (threat model 2), without side knowledge.
 
     How far it goes. *Zero delay*, independent normal features, two snapshots more than twice the
-    features: tests reach 8 features to at least six digits. In trials, 12 were reached with a few
-    starts and 16 not with four; equations are left over, and what grows is the number of false
-    minima, so this is a limit of the search. Of a real set, three correlated columns came out as
+    features: tests reach 8 features to at least six digits. In trials 16 came out for some data
+    at the first start, and 8 or 16 for other data not with four; equations are left over, and what
+    is in the way are false minima, so this is a limit of the search. Of a real set, three correlated columns came out as
     well, and five strongly correlated ones did not. *Delays*: if the order in which the block
     applied the messages is known, they change nothing; with one dominator and links that keep their
     order it is the order sent. Where messages overtake each other and the order sent is taken for
