@@ -605,11 +605,11 @@ def features_up_to_signs(
     are not much alike came out as well, and three with correlations near 1 did not. *Delays*: if
     the order in which the block applied the messages is known, they change nothing; with one
     dominator and links that keep their order it is the order sent. Where messages overtake each
-    other and the order sent is taken for the order applied, or where several threads update a block from stale reads of it, the residual
-    stops above rounding, so that it no longer tells a true minimum from a false one, and features
-    are approximate: two to about three digits; three to five with errors from a thousandth to some
-    ten per cent while messages are a few steps late, and useless in places when they are half an
-    inner loop late. Lost messages were not tried.
+    other and the order sent is taken for the order applied, or where several threads update a
+    block from stale reads of it, the residual stops above rounding, so that it no longer tells a
+    true minimum from a false one, and features are approximate: two to about three digits; three to
+    five with errors from a thousandth to some ten per cent while messages are a few steps late, and
+    useless in places when they are half an inner loop late. Lost messages were not tried.
 
     Parameters
     ----------
