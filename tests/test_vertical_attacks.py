@@ -344,6 +344,32 @@ def test_s8_from_the_gathers_of_sgd():
         attacks.gram_from_gathers(gathered[:20], theta[:20], i[:20], 8, 0.3, 1e-4)
 
 
+def test_which_changes_of_features_a_run_cannot_see():
+    """VFB2-E28: Lemma 1's solutions of one equation, put to a whole run."""
+    turn = np.linalg.qr(rng(22).normal(size=(3, 3)))[0]
+    swap = np.eye(3)[[2, 0, 1]] * [1, -1, -1]
+    seen = {}
+    for g in ("l2", "nonconvex"):
+        for name, change in (("as is", np.eye(3)), ("turned", turn), ("swapped", swap)):
+            x, y, blocks = problem(3)
+            x[:, blocks[1]] = x[:, blocks[1]] @ change
+            seen[g, name] = SVRG(x, y, blocks, 4, g=g, lam=1e-3).seen()
+
+    def gap(g, name):
+        return max(
+            np.abs(one - other).max()
+            for one, other in zip(seen[g, name], seen[g, "as is"], strict=True)
+        )
+
+    assert gap("l2", "turned") < 1e-12 and gap("l2", "swapped") < 1e-12
+    assert gap("nonconvex", "turned") > 1e-6 and gap("nonconvex", "swapped") < 1e-12
+    x, y, blocks = problem(1)
+    scaled = x * np.where(np.arange(x.shape[1]) == blocks[1], 2.0, 1.0)
+    runs = [SVRG(rows, y, blocks, 2).seen()[0] for rows in (x, -x + 2 * x * (np.arange(4) < 3))]
+    assert np.abs(runs[0] - runs[1]).max() < 1e-12  # one column: its sign, and no other factor
+    assert np.abs(SVRG(scaled, y, blocks, 2).seen()[0] - runs[0]).max() > 1e-2
+
+
 @pytest.mark.parametrize(("d", "lam"), [(1, 1e-4), (2, 1e-4), (3, 1e-4), (5, 1e-4), (8, 1e-2)])
 def test_r5_recovers_features_under_the_nonconvex_regulariser(d, lam):
     x, y, blocks = problem(d, n=max(40, 10 * d))

@@ -599,17 +599,17 @@ def features_up_to_signs(
     if ``q = 2`` (threat model 1), or by all others (threat model 2), without side knowledge.
 
     How far it goes. *Zero delay*, independent normal features, two snapshots more than twice the
-    features: tests reach 8 features to at least six digits. In trials, 12 were reached with a few
-    starts and 16 not with four; equations are left over, and what grows is the number of false
-    minima, so this is a limit of the search. Of a real set, three correlated columns came out as
-    well, and five strongly correlated ones did not. *Delays*: if the order in which the block
-    applied the messages is known, they change nothing; with one dominator and links that keep their
-    order it is the order sent. Where messages overtake each other and the order sent is taken for
-    the order applied, or where several threads update a block from stale reads of it, the residual
-    stops above rounding, so that it no longer tells a true minimum from a false one, and features
-    are approximate: two to about three digits; three to five with errors from a thousandth to some
-    ten per cent while messages are a few steps late, and useless in places when they are half an
-    inner loop late. Lost messages were not tried.
+    features: tests reach 8 features to at least six digits. In trials 16 came out for some data at
+    the first start, and 8 or 16 for other data not with four; equations are left over, and what is
+    in the way are false minima, so this is a limit of the search. Of a real set, five columns that
+    are not much alike came out as well, and three with correlations near 1 did not. *Delays*: if
+    the order in which the block applied the messages is known, they change nothing; with one
+    dominator and links that keep their order it is the order sent. Where messages overtake each
+    other and the order sent is taken for the order applied, or where several threads update a
+    block from stale reads of it, the residual stops above rounding, so that it no longer tells a
+    true minimum from a false one, and features are approximate: two to about three digits; three to
+    five with errors from a thousandth to some ten per cent while messages are a few steps late, and
+    useless in places when they are half an inner loop late. Lost messages were not tried.
 
     Parameters
     ----------
