@@ -41,7 +41,7 @@ book: $(READY)
 
 test: $(READY)
 	@$(BIN)/ruff check
-	@$(BIN)/python -m pytest -n 2 --dist loadfile
+	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # A sample of the mistakes; SAMPLE=0 tries all. TESTS names the tests, if not those that import it.
 SAMPLE ?= 40

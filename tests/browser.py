@@ -70,12 +70,16 @@ class Page:
 
     def show(self, url: str, width: int = 1280, height: int = 900, dark: bool = False) -> None:
         """Open an address at a width in CSS pixels, and wait until the formulas are set."""
-        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self.call("Emulation.setEmulatedMedia", features=[scheme])
+        self.prefer(dark)
         self._size(width, height)
         self.call("Page.navigate", url=url)
         self.browser.wait_for("Page.loadEventFired", self.session)
         self.evaluate(SETTLED)
+
+    def prefer(self, dark: bool) -> None:
+        """Let the reader's system ask for dark pages, or for light ones."""
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.call("Emulation.setEmulatedMedia", features=[scheme])
 
     def resize(self, width: int, height: int = 900) -> None:
         """Make the window of an open page wider or narrower."""

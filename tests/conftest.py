@@ -7,6 +7,24 @@ import torch
 
 torch.set_num_threads(1)
 
+# Files that take a minute or more: they begin first, so that two workers end together.
+LONG = (
+    "test_site",  # one worker has this and test_profiles
+    "test_experiments",
+    "test_profiles",
+    "test_notebooks",
+    "test_batch_ray",
+    "test_batch",
+    "test_guide_batches",
+    "test_cli",
+    "test_gpu",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    place = {name: n for n, name in enumerate(LONG)}
+    items.sort(key=lambda item: place.get(item.path.stem, len(LONG)))
+
 
 @pytest.fixture
 def in_time():

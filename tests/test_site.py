@@ -95,21 +95,24 @@ def html(built: tuple[Path, str]) -> Path:
 
 @pytest.fixture(scope="session")
 def visits(html: Path) -> Iterator[dict[tuple[str, str, int], Seen]]:
-    """Open every page light and wide, and dark and narrow as a phone; then change its width."""
+    """Open pages in turn light and wide, and dark and narrow as a phone; then change them."""
     if browser.find() is None:
         pytest.skip("no Chromium found: install one, or name it in CHROMIUM")
     seen = {}
     with browser.chromium() as chromium:
-        for name in PAGES:
-            for (scheme, dark), widths in zip(SCHEMES.items(), (WIDTHS, WIDTHS[::-1]), strict=True):
-                tab = chromium.open()
-                tab.show((html / f"{name}.html").as_uri(), widths[0], dark=dark)
+        for number, name in enumerate(PAGES):
+            turn = -1 if number % 2 else 1
+            schemes, widths = list(SCHEMES.items())[::turn], WIDTHS[::turn]
+            tab = chromium.open()
+            tab.show((html / f"{name}.html").as_uri(), widths[0], dark=schemes[0][1])
+            for scheme, dark in schemes:
+                tab.prefer(dark)
                 for width in widths:
                     tab.resize(width)
                     state = tab.evaluate(STATE)
                     away = [url for url in tab.requests if not url.startswith(LOCAL)]
                     seen[name, scheme, width] = Seen(state, tab.complaints, away)
-                tab.close()
+            tab.close()
     yield seen
 
 
