@@ -101,7 +101,8 @@ def run(
 def wanted(profile: str = "paper") -> list[tuple[str, str]]:
     """Return the records that a GPU is wanted for, paper and experiment, the most wanted first.
 
-    They are all that compute on a data set; toys, processes and arithmetic need no GPU.
+    They are all that compute on a data set; toys, processes and arithmetic need no GPU, and runs on
+    sets of columns are simulated event by event, which no GPU makes faster.
     After :data:`FIRST` the order is that of the papers, in which tuning comes before what asks for
     it, with the ResNets, which take longest, at the end.
     """
@@ -111,9 +112,13 @@ def wanted(profile: str = "paper") -> list[tuple[str, str]]:
             if (paper, name) in FIRST or profile not in catalogue.profiles(paper, name):
                 continue
             s = catalogue.settings(paper, name, profile)
-            if {"dataset", "seeds"} <= s.keys():
+            if {"dataset", "seeds"} <= s.keys() and not _columns(s["dataset"]):
                 (last if "resnet18" in s.get("model", []) else rest).append((paper, name))
     return [*FIRST, *rest, *last]
+
+
+def _columns(name: str) -> bool:
+    return datasets.card(name).format.startswith("columns-")
 
 
 def _all_parts(

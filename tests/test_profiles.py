@@ -10,11 +10,14 @@ import functools
 
 import numpy as np
 import pytest
+from scipy import sparse
 
 from fedlib import datasets
 from fedlib.datasets.owned import OwnedDataset, Owners
 from fedlib.evidence import catalogue, tuning
 from fedlib.papers.job import Job
+from fedlib.papers.vertical import Columns
+from fedlib.papers.vertical import study as columnwise
 
 CASES = [
     (paper, name, profile)
@@ -26,6 +29,7 @@ CASES = [
 SHORT = dict(
     rounds=1, warmup_rounds=0, compression=1, evaluate_on=20, evaluate_every=1, looks=1, steps=1,
     ticks=1, rounds_grid=[256], seeds=1, local_steps=1, grid=[1e-3], minibatches=1, products=1,
+    passes=1.0, goal=1.0, every=1.0, pairs=6, chains=3,
 )  # fmt: skip
 FEW = dict(
     clients=2, clients_grid=[2], batch_size=4, samples=40, evaluate_on=4
@@ -51,6 +55,22 @@ def stand_in(name: str, rows: int) -> datasets.Dataset:
         return datasets.Dataset(*made)
     names = tuple(f"owner {n}" for n in range(OWNERS))
     return OwnedDataset(*made, Owners(names, np.arange(rows) % OWNERS, np.arange(OWNERS)))
+
+
+def columns_stand_in(name: str, **options) -> Columns:
+    """Return random rows of a card's shape, few of them, sparse where the columns are many."""
+    card, rng, parts = datasets.card(name), np.random.default_rng(0), []
+    for rows in (50, 20):
+        if (d := card.shape[0]) > 1000:
+            places = rng.integers(0, d, (rows, 5))
+            held = np.ones(places.size), (np.repeat(np.arange(rows), 5), places.ravel())
+            x = sparse.csr_array(sparse.coo_array(held, shape=(rows, d)))
+        else:
+            x = rng.standard_normal((rows, d))
+        y = rng.permutation(np.arange(rows) % 2)
+        parts += [x, 2.0 * y - 1 if card.classes else y + 0.1 * rng.random(rows)]
+    span = None if card.classes else (0.0, 1.0)
+    return Columns(name, *parts, card.classes, card, {"made": "up"}, "unverified", span=span)
 
 
 @pytest.mark.parametrize("paper, name, profile", CASES, ids=map(" ".join, CASES))
@@ -83,6 +103,10 @@ def test_one_round_of_every_experiment_of_every_profile(paper, name, profile, mo
         short |= dict(clients=5, samples=20, batch_size=2, warmup=0)
         few = ("clients", "samples", "warmup")
         short["runs"] = [run | {k: short[k] for k in few if k in run} for run in settings["runs"]]
+    if paper == "vertical":
+        short |= {k: v for k, v in dict(rows=40, tests=20, columns=64).items() if k in settings}
+        short["runs"] = [run | {k: 40 for k in run if k == "rows"} for run in settings["runs"]]
+        monkeypatch.setattr(columnwise, "load_columns", columns_stand_in)
     rows = {"tiers": 40, "hierarchy": 400 if "minibatches" in settings else 4000}.get(paper, 400)
     monkeypatch.setattr(datasets, "load", lambda name, **options: stand_in(name, rows))
     asked = {**settings, **short}

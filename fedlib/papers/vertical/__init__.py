@@ -2,11 +2,14 @@
 
 from fedlib.papers.vertical.algorithm import simulate_parties
 from fedlib.papers.vertical.baselines import afsvrg_vp, centralised, pooled, synchronous
+from fedlib.papers.vertical.data import Columns, load_columns
+from fedlib.papers.vertical.mpi import run_parties
 from fedlib.papers.vertical.problem import Problem, split_features
 from fedlib.papers.vertical.runs import Log, Messages, Row, Run, speed_up, time_to
 from fedlib.papers.vertical.setup import Uniform, straggler
 
 __all__ = [
+    "Columns",
     "Log",
     "Messages",
     "Problem",
@@ -15,7 +18,9 @@ __all__ = [
     "Uniform",
     "afsvrg_vp",
     "centralised",
+    "load_columns",
     "pooled",
+    "run_parties",
     "simulate_parties",
     "speed_up",
     "split_features",
