@@ -8,6 +8,7 @@ an ordinary party reads its block once.
 
 from __future__ import annotations
 
+import hashlib
 import io
 import time
 import warnings
@@ -26,7 +27,6 @@ from fedlib import datasets
 from fedlib.engine.rng import stream
 from fedlib.engine.simulation import OutOfTime
 from fedlib.errors import FedlibError, unknown
-from fedlib.evidence.freshness import digest
 from fedlib.files import make_folder, publish
 from fedlib.papers.job import Job, Outcome, Settings, alike
 from fedlib.papers.vertical import attacks, secure
@@ -245,7 +245,8 @@ def each_seed(job: Job, make: Callable[[int], list[dict[str, Any]]]) -> pd.DataF
     OutOfTime
         When the job's time is over before a seed is begun.
     """
-    frames, runs = [], digest(job.settings.get("runs", []))
+    frames, told = [], repr(job.settings.get("runs", []))
+    runs = hashlib.sha256(told.encode()).hexdigest()[:12]
     for done, seed in enumerate(tqdm(job.seeds, "seeds", disable=not job.progress)):
         place = None if job.folder is None else job.folder / f"{runs}.{seed}.csv"
         if place is not None and place.exists():
