@@ -348,6 +348,15 @@ def test_15_theorem_1_misses_its_own_floor(eps):
     assert found.total <= eps and found["start"] == pytest.approx(eps / 2, rel=0.01)
 
 
+@pytest.mark.parametrize(("L", "G", "mu"), [(1.0, 1.0, 0.5), (1.0, 1e-3, 0.5), (2.0, 5.0, 0.1)])
+def test_15_the_floor_of_theorem_1_does_not_fall(L, G, mu):
+    """By hand, the part with γ²τ^{3/2}: 22 / 96^{2/3} is 1.05, whatever the units of f are."""
+    c = Constants(L=L, G=G, mu=mu)
+    told = theorems.theorem_1_printed(c, 1e-9)
+    floor = theorems.theorem_1_floor(c, Delays.of(told.tau), told.lr).total
+    assert floor == pytest.approx(1.05 * (G * L**2 / mu) ** (1 / 3), rel=0.01)
+
+
 def test_15_at_smaller_rates_the_printed_epochs_are_too_few():
     c = Constants(L=1.0, mu=0.5)
     told = theorems.theorem_1_printed(c, 0.01)
