@@ -128,7 +128,7 @@ class Table:
     x, y
         ``[n, d]`` and ``[n]``, nothing scaled.
     spanned
-        Whether the lowest and highest training targets become 0 and 1.
+        Whether targets are counted in the span of those that train, from their mean.
     hashes
         Of what was read, and of the arrays.
     """
@@ -174,7 +174,8 @@ def folded(x: sparse.csr_array, columns: int) -> sparse.csr_array:
 def deal(s: Cut, table: Table, seed: int) -> tuple[Problem, Any, np.ndarray]:
     """Draw the rows of a seed, scale them by its training part, and deal out the columns.
 
-    Quantities get mean 0 and variance 1; columns of ones and zeros, and sparse ones, stay.
+    Quantities get mean 0 and variance 1; columns of ones and zeros, and sparse ones, stay. Targets
+    that are spanned go from 0 to 1 less their mean, of the training rows.
 
     Returns
     -------
@@ -190,6 +191,8 @@ def deal(s: Cut, table: Table, seed: int) -> tuple[Problem, Any, np.ndarray]:
     if table.spanned:
         low, high = y[0].min(), y[0].max()
         y = [(part - low) / (high - low) for part in y]
+        middle = y[0].mean()  # columns have mean 0, and there is no intercept
+        y = [part - middle for part in y]
     blocks = split_features(x[0].shape[1], s["parties"], seed)
     problem = Problem(x[0], y[0], blocks, s["loss"], float(s["lam"]), s["regulariser"])
     return problem, x[1], y[1]
