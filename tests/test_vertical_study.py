@@ -86,6 +86,16 @@ def test_ones_and_zeros_stay_and_targets_have_span_1_and_mean_0():
     assert_allclose(test_y, (raw[30:] - raw[:30].mean()) / np.ptp(raw[:30]), rtol=1e-10)
 
 
+def test_the_commonest_columns_are_kept_and_rows_have_length_1_again():
+    x = np.array([[0.0, 1, 2, 0, 0], [3, 4, 0, 0, 5], [6, 7, 0, 0, 0], [0, 0, 0, 9, 0]])
+    held = sparse.csr_array(x)
+    two = [[0, 1], [0.6, 0.8], [6 / math.sqrt(85), 7 / math.sqrt(85)], [0, 0]]
+    assert_allclose(study.commonest(held, 2).toarray(), two)
+    kept = study.commonest(held, 3).toarray()
+    assert_allclose(kept[0], [0, 1 / math.sqrt(5), 2 / math.sqrt(5)], err_msg="of a tie the first")
+    assert_allclose(study.commonest(held, 9).toarray(), x)
+
+
 def test_sparse_columns_of_the_same_number_are_added_up():
     x = sparse.csr_array(np.array([[1.0, 0, 2, 0, 4], [0, 3, 0, 5, 0]]))
     assert_allclose(study.folded(x, 2).toarray(), [[7, 0], [0, 8]])
