@@ -104,7 +104,9 @@ def test_one_round_of_every_experiment_of_every_profile(paper, name, profile, mo
         few = ("clients", "samples", "warmup")
         short["runs"] = [run | {k: short[k] for k in few if k in run} for run in settings["runs"]]
     if paper == "vertical":
-        short |= {k: v for k, v in dict(rows=40, tests=20, columns=64).items() if k in settings}
+        short |= {
+            k: v for k, v in dict(rows=40, tests=20, columns=64, folded=64).items() if k in settings
+        }
         short["runs"] = [run | {k: 40 for k in run if k == "rows"} for run in settings["runs"]]
         monkeypatch.setattr(columnwise, "load_columns", columns_stand_in)
     rows = {"tiers": 40, "hierarchy": 400 if "minibatches" in settings else 4000}.get(paper, 400)

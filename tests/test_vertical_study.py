@@ -73,15 +73,27 @@ def test_rows_are_scaled_by_those_that_train(table):
     assert_allclose(np.r_[problem.y, test_y], 2.0 * labels[place] - 1)
 
 
-def test_ones_and_zeros_stay_and_targets_become_0_to_1():
+def test_ones_and_zeros_stay_and_targets_have_span_1_and_mean_0():
     rng = np.random.default_rng(0)
     x = np.c_[rng.normal(5, 3, 50), rng.integers(0, 2, 50)]
     held = study.Table(x, rng.normal(100, 9, 50), True, {})
     s = S | dict(rows=30, tests=20, parties=2, loss="squared")
-    problem, test_x, _ = study.deal(s, held, 3)
+    problem, test_x, test_y = study.deal(s, held, 3)
     assert set(np.unique(problem.x[:, 1])) == set(np.unique(test_x[:, 1])) == {0.0, 1.0}
     assert abs(problem.x[:, 0].mean()) < 1e-12 < abs(test_x[:, 0].mean())
-    assert (problem.y.min(), problem.y.max()) == (0.0, 1.0)
+    assert np.ptp(problem.y) == pytest.approx(1) and abs(problem.y.mean()) < 1e-12
+    raw = held.y[study.stream(3, "rows").permutation(50)]
+    assert_allclose(test_y, (raw[30:] - raw[:30].mean()) / np.ptp(raw[:30]), rtol=1e-10)
+
+
+def test_the_commonest_columns_are_kept_and_rows_have_length_1_again():
+    x = np.array([[0.0, 1, 2, 0, 0], [3, 4, 0, 0, 5], [6, 7, 0, 0, 0], [0, 0, 0, 9, 0]])
+    held = sparse.csr_array(x)
+    two = [[0, 1], [0.6, 0.8], [6 / math.sqrt(85), 7 / math.sqrt(85)], [0, 0]]
+    assert_allclose(study.commonest(held, 2).toarray(), two)
+    kept = study.commonest(held, 3).toarray()
+    assert_allclose(kept[0], [0, 1 / math.sqrt(5), 2 / math.sqrt(5)], err_msg="of a tie the first")
+    assert_allclose(study.commonest(held, 9).toarray(), x)
 
 
 def test_sparse_columns_of_the_same_number_are_added_up():

@@ -54,7 +54,8 @@ class Cut(Settings):
     dataset: str
     rows: PositiveInt  # that train, drawn anew for each seed
     tests: PositiveInt  # other rows
-    columns: NotRequired[PositiveInt]  # sparse ones are added up, by their number modulo this
+    columns: NotRequired[PositiveInt]  # so many sparse ones, those that most rows have
+    folded: NotRequired[PositiveInt]  # or sparse ones are added up, by their number modulo this
     loss: str
     regulariser: str
     lam: NonNegativeFloat
@@ -128,7 +129,7 @@ class Table:
     x, y
         ``[n, d]`` and ``[n]``, nothing scaled.
     spanned
-        Whether the lowest and highest training targets become 0 and 1.
+        Whether targets are counted in the span of those that train, from their mean.
     hashes
         Of what was read, and of the arrays.
     """
@@ -140,19 +141,20 @@ class Table:
 
 
 def read(s: Cut) -> Table:
-    """Load all rows of a data set, with sparse columns added up where settings say so."""
+    """Load all rows of a data set, with fewer of sparse columns where settings say so."""
     with warnings.catch_warnings():  # what is not verified is said on the card, and on the page
         warnings.simplefilter("ignore")
         held = load_columns(s["dataset"], standardise=False)
     parts = held.train_x, held.test_x
     x = sparse.vstack(parts, "csr") if sparse.issparse(parts[0]) else np.concatenate(parts)
-    if "columns" in s:
-        if not sparse.issparse(x):
-            raise FedlibError(
-                f"columns = {s['columns']}, and the columns of '{s['dataset']}' are no sparse "
-                "ones. Leave the setting out."
-            )
-        x = folded(x, s["columns"])
+    for key, fewer in (("columns", commonest), ("folded", folded)):
+        if key in s:
+            if not sparse.issparse(x):
+                raise FedlibError(
+                    f"{key} = {s[key]}, and the columns of '{s['dataset']}' are no sparse ones. "
+                    "Leave the setting out."
+                )
+            x = fewer(x, s[key])
     y = np.concatenate([held.train_y, held.test_y])
     if s["rows"] + s["tests"] > len(y):
         raise FedlibError(
@@ -162,6 +164,16 @@ def read(s: Cut) -> Table:
     arrays = (x.data, x.indices, x.indptr, y) if sparse.issparse(x) else (x, y)
     used = datasets.fingerprint(*arrays)
     return Table(x, y, held.span is not None, {**held.hashes, "as used": used})
+
+
+def commonest(x: sparse.csr_array, columns: int) -> sparse.csr_array:
+    """Return sparse rows with the columns alone that most rows have, of length 1 again."""
+    if columns >= x.shape[1]:
+        return x
+    often = np.bincount(x.indices, minlength=x.shape[1])
+    x = x[:, np.sort(np.argsort(-often, kind="stable")[:columns])]
+    lengths = np.sqrt(x.multiply(x).sum(axis=1))
+    return sparse.csr_array(x.multiply(1 / np.where(lengths > 0, lengths, 1.0)[:, None]))
 
 
 def folded(x: sparse.csr_array, columns: int) -> sparse.csr_array:
@@ -174,7 +186,8 @@ def folded(x: sparse.csr_array, columns: int) -> sparse.csr_array:
 def deal(s: Cut, table: Table, seed: int) -> tuple[Problem, Any, np.ndarray]:
     """Draw the rows of a seed, scale them by its training part, and deal out the columns.
 
-    Quantities get mean 0 and variance 1; columns of ones and zeros, and sparse ones, stay.
+    Quantities get mean 0 and variance 1; columns of ones and zeros, and sparse ones, stay. Targets
+    that are spanned go from 0 to 1 less their mean, of the training rows.
 
     Returns
     -------
@@ -190,6 +203,8 @@ def deal(s: Cut, table: Table, seed: int) -> tuple[Problem, Any, np.ndarray]:
     if table.spanned:
         low, high = y[0].min(), y[0].max()
         y = [(part - low) / (high - low) for part in y]
+        middle = y[0].mean()  # columns have mean 0, and there is no intercept
+        y = [part - middle for part in y]
     blocks = split_features(x[0].shape[1], s["parties"], seed)
     problem = Problem(x[0], y[0], blocks, s["loss"], float(s["lam"]), s["regulariser"])
     return problem, x[1], y[1]
