@@ -131,7 +131,7 @@ class Run:
 
 def time_to(rows: Sequence[Row], loss: float) -> float:
     """Return the simulated time of the first evaluation at or below a loss; infinity if none is."""
-    return next((row.time for row in rows if row.loss <= loss), math.inf)
+    return next((row.time for row in rows if row.loss < loss), math.inf)
 
 
 def speed_up(times: Mapping[int, float], base: int = 1) -> dict[int, float]:
