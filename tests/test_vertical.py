@@ -9,6 +9,7 @@ import torch
 from numba.core.registry import CPUDispatcher
 from scipy import optimize, sparse
 
+from fedlib.engine.rng import stream
 from fedlib.errors import FedlibError
 from fedlib.papers.vertical import (
     Problem,
@@ -272,6 +273,13 @@ def test_pooled_data_fast_is_pooled_data_plain(method):
         run = pooled(task, method, 0.05, epochs=3, table="full")
         same_path(run, task, method, 0.05)
         assert not any(run.counts.values())
+
+
+def test_pooled_data_draws_by_its_seed():
+    one, two = (pooled(problem(), "sgd", 0.05, steps=50, seed=seed) for seed in (1, 2))
+    for run, seed in ((one, 1), (two, 2)):
+        assert np.array_equal(run.messages.i, stream(seed, "sample", 0, 0).integers(N, size=50))
+    assert not np.array_equal(one.messages.i, two.messages.i)
 
 
 def test_afsvrg_with_one_active_party_is_svrg_on_its_features():

@@ -330,6 +330,31 @@ def test_the_chance_of_a_step_does_not_depend_on_when_it_happens():
         assert both > 20 and np.array_equal(one[:both], two[:both])
 
 
+def test_a_pass_by_hand():
+    """Every party but the one with labels waits for its own messages, drawn anew each pass."""
+    law, cost = Uniform(0.0, 200.0), [3.0, 40.0, 7.0, 20.0]
+    task = Problem(X[:, :4], Y, tuple(np.arange(4)[:, None]))
+    setup = setup_of(task, "svrg", active=[2], threads=3, compute=cost, delays=law, seed=5)
+    for number in (0, 1):
+        ends = [[], []]
+        for l in range(4):
+            drawn = law.draws(5, "pass", l, number, size=2) if l != 2 else (0, 0)
+            for leg in (0, 1):
+                ends[leg].append(drawn[leg] + N * cost[l] / 3)
+        assert setup.pass_time(number) == pytest.approx(max(ends[0]) + max(ends[1]))
+    assert setup.pass_time(0) != setup.pass_time(1)
+
+
+def test_a_party_has_as_many_threads_as_there_are_dominators():
+    told = dict(steps=30, active=3, delays=RANDOM)
+    free, three, one = (
+        simulate_parties(problem(), "sgd", 0.1, **told, **more)
+        for more in ({}, dict(threads=3), dict(threads=1))
+    )
+    assert np.array_equal(free.log.written, three.log.written)
+    assert not np.array_equal(free.log.written, one.log.written)
+
+
 def test_a_uniform_delay_is_uniform():
     law = Uniform(2.0, 6.0)
     drawn = law.draws(0, "request", 1, size=20_000)
