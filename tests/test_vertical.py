@@ -387,6 +387,7 @@ def test_counts_and_speed_up():
     assert speed_up(times)[1] == 1 and speed_up(times)[2] == times[1] / times[2] > 1
     assert time_to([Row(1.0, 0, 0, 0.5), Row(2.0, 0, 0, 0.4)], 0.45) == 2.0
     assert time_to([Row(1.0, 0, 0, np.nan)], 0.45) == np.inf
+    assert time_to([Row(1.0, 0, 0, 0.5), Row(2.0, 0, 0, 0.4)], 0.5) == 1.0, "just reached"
 
 
 # --- what does not fit ----------------------------------------------------------------------------
