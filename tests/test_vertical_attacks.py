@@ -379,6 +379,17 @@ def test_r5_recovers_features_under_the_nonconvex_regulariser(d, lam):
     assert attacks.distance(found.x, x[:, blocks[1]], "signs") < 1e-6
 
 
+def test_r5_begins_each_time_from_another_rotation_of_one_shape(monkeypatch):
+    x, y, blocks = problem(3)
+    run, begun = SVRG(x, y, blocks, 8, g="nonconvex", lam=1e-3), []
+    monkeypatch.setattr(attacks, "_fit", lambda drive, R, lr, lam: (begun.append(R) or R, 1.0))
+    assert attacks.features_up_to_signs(*run.seen(), run.lr, 1e-3, starts=3).starts == 3
+    assert len(begun) == 3
+    for one, other in ((0, 1), (0, 2), (1, 2)):
+        assert np.abs(begun[one] - begun[other]).max() > 0.1
+        assert_allclose(begun[one] @ begun[one].T, begun[other] @ begun[other].T, atol=1e-9)
+
+
 def test_r5_has_nothing_to_hold_on_to_under_l2():
     """Rotation invariance: fitted to an l2 run, the nonconvex model does not reach the features."""
     x, y, blocks = problem(3)
@@ -571,6 +582,37 @@ def test_protections_measured(cancer):
     for noise in ("laplace", "gaussian"):
         weak = cost(noise=noise, epsilon=0.5, lr=0.002)
         assert weak.labels < 0.65 < cost(noise=noise, epsilon=50.0, lr=0.01).labels
+
+
+def test_measured_accuracy_is_that_of_a_plain_loop():
+    """Another order in each pass, and a regulariser that matters."""
+    draw = rng(77)
+    x, turned = draw.normal(size=(600, 8)) + 0.5, draw.random(600) < 0.3
+    y = np.where(turned, -1, 1) * np.sign(x @ draw.normal(size=8) + 0.5)
+    train, test = (x[:200], y[:200]), (x[200:], y[200:])
+
+    def plain(lam, order):
+        w = np.zeros(8)
+        for number in range(3):
+            for i in stream(4, "protected pass", *order(number)).permutation(200):
+                w = w - 0.3 * (THETA["logistic"](x[i] @ w, y[i]) * x[i] + lam * w)
+        return np.mean(np.sign(test[0] @ w) == test[1])
+
+    found = measure(Protection(), train, test, np.split(np.arange(8), 2), 0.3, 3, lam=0.5, seed=4)
+    assert found.accuracy == plain(0.5, lambda number: (number,))
+    assert found.accuracy != plain(0.0, lambda number: (number,))
+    assert found.accuracy != plain(0.5, lambda number: ())
+
+
+def test_the_party_without_labels_solves_with_its_own_columns():
+    """Batches of five are solved by a party with ten columns, and not by one with a single one."""
+    x, y, _ = problem(8)
+    for wide, named in ((1, True), (0, False)):
+        blocks = [np.arange(10), np.array([10])]
+        if wide:
+            blocks = blocks[::-1]
+        found = measure(Protection(batch=5, key=2048), (x, y), (x, y), blocks, 0.1, 2)
+        assert (found.labels == 1) == named
 
 
 def test_fresh_noise_averages_out_where_visits_are_not_counted(cancer):

@@ -118,6 +118,23 @@ def test_targets_run_from_0_to_1_on_training_rows():
     assert set(raw.train_x[:, 1]) == {1.0, 2.0}, "sex, unscaled"
 
 
+def test_the_share_of_test_rows_is_rounded_to_the_nearest():
+    card = datasets.card("uci-credit")  # four to one
+    for rows, tests in ((12, 2), (13, 3), (17, 3), (18, 4)):
+        raw = columns._Raw(np.zeros((rows, 1)), np.zeros(rows), {})
+        train, test = columns._split(card, raw, 0)
+        assert len(test) == tests and sorted([*train, *test]) == list(range(rows))
+
+
+def test_targets_of_test_rows_may_lie_outside_0_to_1():
+    outside = 0
+    for seed in range(6):
+        found = load_columns("diabetes", seed)
+        assert found.train_y.min() == 0 and found.train_y.max() == 1
+        outside += ((found.test_y < 0) | (found.test_y > 1)).any()
+    assert outside > 0
+
+
 def test_a_seed_is_a_split():
     one, again, other = (load_columns("diabetes", seed) for seed in (5, 5, 6))
     np.testing.assert_array_equal(one.train_x, again.train_x)
@@ -344,6 +361,9 @@ def test_ones_and_zeros_stay_unless_all_is_asked_for(tmp_path):
         found, every = (load_columns("uci-credit", 0, s, tmp_path) for s in (True, "all"))
     hot, age = found.columns.index("SEX=1"), found.columns.index("AGE")
     assert set(found.train_x[:, hot]) == {0, 1} and (found.mean[hot], found.std[hot]) == (0, 1)
+    first = found.columns.index("LIMIT_BAL")
+    assert first == sum("=" in name for name in found.columns) and found.mean[first] > 1000
+    np.testing.assert_allclose(found.train_x[:, first].std(), 1)
     for data, which in ((found, [age]), (every, [hot, age])):
         np.testing.assert_allclose(data.train_x[:, which].std(axis=0), 1)
 

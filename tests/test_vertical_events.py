@@ -343,6 +343,9 @@ def test_a_pass_by_hand():
                 ends[leg].append(drawn[leg] + N * cost[l] / 3)
         assert setup.pass_time(number) == pytest.approx(max(ends[0]) + max(ends[1]))
     assert setup.pass_time(0) != setup.pass_time(1)
+    slow = [Deterministic(1.0), Deterministic(2.0), Deterministic(500.0), Deterministic(3.0)]
+    own = setup_of(task, "svrg", active=[2], threads=1, compute=[1] * 4, delays=slow)
+    assert own.pass_time(0) == 2 * (N + 3)  # the party with the labels sends nothing to itself
 
 
 def test_a_party_has_as_many_threads_as_there_are_dominators():

@@ -300,6 +300,9 @@ def test_rates_of_sgd_svrg_and_saga_at_a_fixed_rate():
     for name in ("svrg 0.02", "saga 0.02"):
         assert end[name, "lowest"] < -10 and end[name, "straightness"] > 0.95
     assert end["sgd 0.02", "lowest"] > -6
+    gaps = frame[(frame["run"] == "sgd 0.01") & (frame["metric"] == "log10 gap")]
+    late = 10 ** gaps.loc[gaps["round"] > gaps["round"].max() / 2, "value"]
+    assert_allclose(end["sgd 0.01", "log plateau"], math.log(late.mean()))
 
 
 # --- attacks and trees ----------------------------------------------------------------------------

@@ -428,6 +428,41 @@ def test_theorems_1_and_4_hold_for_every_sequence_of_samples(kind):
         assert found["start"] < gap
 
 
+def test_ours_for_theorems_1_and_2_by_hand():
+    c = Constants(L=2.0, L_g=0.5, G=4.0, mu=1.0, gap=5.0)
+    for d, reach in ((Delays(1, 3, 2), 3), (Delays(1, 3, 7), 7)):
+        lr, B2, delta = 0.01, 4 / (1 - 0.5 * 0.01 * 3) ** 2, 2 * 1 + 0.5 * 3
+        one = lr**2 * B2 * 2 * 3.5 + lr**3 * B2 * delta**2 / 2
+        assert theory.one_step(c, d, lr) == pytest.approx(one)
+        found = theorems.theorem_1(c, d, lr, 40)
+        assert found["start"] == pytest.approx(5 * 0.995**40)
+        assert found["step"] == pytest.approx(2 * d.window * B2 * lr * 2 * 3.5)
+        assert found["delay"] == pytest.approx(
+            d.window * B2 * lr**2 * (delta**2 + (2 * reach) ** 2)
+        )
+    lr, N, d = 0.01, 10, Delays(1, 3, 7)
+    a = 1 / ((1 - lr * 3.5) ** 2 - 0.2**2)
+    share = 1 - lr * 3.5 * math.sqrt(a) - lr * 2 * 3.5 * a
+    left = 1 - 2 * share * lr * N / (1 + 0.2 * math.sqrt(a)) ** 2
+    assert theorems.theorem_2(c, d, lr, N) == pytest.approx(left)
+
+
+def test_a_loop_of_theorem_2_as_printed_leaves_a_quarter():
+    c, eps = Constants(L=1.0, G=1.0, mu=0.5, gap=1.0), 1e-3
+    told = theorems.theorem_2_printed(c, Delays(2, 3, 4), eps)
+    rho = theorems.theorem_2_parts(c, Delays(2, 3, 4), told.lr)["rho"]
+    loops = math.log(2 / eps) / math.log(4 / 3)
+    assert (1 - rho) ** (told.epochs / loops) == pytest.approx(1 / 4)
+
+
+@pytest.mark.parametrize("share", [0.01, 0.1, 0.3, 0.6, 0.9])
+def test_the_setting_of_our_theorem_4_serves_at_its_largest_delays(share):
+    c = Constants(L=1.0, L_g=1.0, G=2.0, q=3, gap=4.0)
+    for tau in (1.0, 25.0, 1e4):
+        told = theorems.theorem_4_setting(c, share * 6, tau)
+        assert theorems.theorem_4(c, Delays.of(tau), told.lr, told.epochs).total <= share * 6
+
+
 def test_ours_and_the_papers_theorem_4_by_hand():
     c, d = Constants(L=2.0, L_g=0.5, G=3.0, q=4, gap=5.0), Delays(1, 2, 3)
     lr, B2 = 0.01, 3 / (1 - 0.5 * 0.01 * 2) ** 2
