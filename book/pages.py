@@ -135,16 +135,18 @@ def papers() -> Iterator[str]:
     """Write the front page's list: a question, what it is about, and where its chapter is."""
     told = map(paths.about, paths.papers("paper.toml").values())
     listed = [about for about in told if "question" in about]
-    for number, about in enumerate(listed, start=1):
+    for number, about in enumerate((a for a in listed if not a.get("ours")), start=1):
         links = _links(about)
-        whole = "This chapter is complete: "
-        if len(links) == len(PARTS) and (waiting := _without_record(about)):
-            whole = f"Written; {waiting} of its claims still wait for a record: "
-        state = {0: "In preparation", len(PARTS): whole}
+        state = "So far: " if links else "In preparation"
+        if set(PARTS) <= {page.stem.split("_", 1)[1] for page in _pages(about)}:
+            waiting = _without_record(about)
+            state = f"{waiting} of its claims still wait for a record: " if waiting else ""
         yield (
             f"{number}. **{about['question']}** {about['about']} *{about['short']}*, "
-            f"{_source(about)}. {state.get(len(links), 'So far: ')}{', '.join(links)}."
+            f"{_source(about)}. {state}{', '.join(links)}."
         )
+    for about in (a for a in listed if a.get("ours")):
+        yield f"\n**{about['question']}** {about['about']} {', '.join(_links(about))}."
 
 
 def _without_record(about: dict[str, str]) -> int:
@@ -205,10 +207,11 @@ def questions() -> Iterator[str]:
     from fedlib.evidence import findings
 
     for name in findings.papers():
-        *_, last = _links(paths.about(paths.paper_folder(name)))
+        about = paths.about(paths.paper_folder(name))
+        page = next(link for link in _links(about) if link.startswith("[reproduce]"))
         for row in findings.answers(name):
             if row.front:
-                yield f"**{row.question}** {row.answer} ({{ref}}`{row.claim}`, {last})\n"
+                yield f"**{row.question}** {row.answer} ({{ref}}`{row.claim}`, {page})\n"
 
 
 def _opened(about: dict[str, str], note: bool = False) -> Iterator[str]:
@@ -216,7 +219,8 @@ def _opened(about: dict[str, str], note: bool = False) -> Iterator[str]:
     links = _links(about)
     chapter = f" Its chapter: {', '.join(links)}." if links else ""
     more = f" {about['note']}" if note and "note" in about else ""
-    yield from (f"## {about['short']}", "", f"The paper is {_source(about)}.{chapter}{more}", "")
+    source = "Ours, and no paper's." if about.get("ours") else f"The paper is {_source(about)}."
+    yield from (f"## {about['short']}", "", f"{source}{chapter}{more}", "")
 
 
 def _source(about: dict[str, str]) -> str:
@@ -225,12 +229,14 @@ def _source(about: dict[str, str]) -> str:
 
 def _links(about: dict[str, str]) -> list[str]:
     """Return a link to each notebook of a paper's chapter that the table of contents names."""
-    pages = [Path(page) for page in toc_pages()]
-    return [
-        f"[{page.name.split('_', 1)[1]}](../{page}.ipynb)"
-        for page in pages
-        if page.parent.name == about.get("chapter")
-    ]
+    named = {page: page.name.split("_", 1)[1].replace("_", " ") for page in _pages(about)}
+    return [f"[{name}](../{page}.ipynb)" for page, name in named.items()]
+
+
+def _pages(about: dict[str, str]) -> list[Path]:
+    """Return a chapter's pages, without suffix."""
+    pages = map(Path, toc_pages())
+    return [page for page in pages if page.parent.name == about.get("chapter")]
 
 
 WRITERS = {

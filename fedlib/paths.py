@@ -99,6 +99,7 @@ class About(Page):
     question: NotRequired[str]  # for the front page
     about: NotRequired[str]  # for the front page
     note: NotRequired[str]  # for the scoreboard
+    ours: NotRequired[bool]  # a study of this book, without a paper
 
 
 @functools.cache

@@ -36,7 +36,7 @@ def page(name: str) -> dict:
     return held
 
 
-MIX = "5_mix_columns_clocks"
+MIX = "3_mix_columns_clocks"
 
 
 def fractions(matrix) -> list[list[Fraction]]:
@@ -397,5 +397,5 @@ def test_pieces_are_counted_as_the_engine_cuts_them(copies):
     task = Task(model, data)
     theta, batch = torch.zeros(copies, model.size), Batch(torch.zeros(copies, 16, dtype=int))
     fits = local._copies_at_once(task, theta, [batch], "threads")
-    counted = page("3_speed")["pieces"](copies, model.size + 16 * 60)
+    counted = page("4_speed")["pieces"](copies, model.size + 16 * 60)
     assert counted == len(local._cut(copies, fits))

@@ -19,7 +19,7 @@ MEASURED = [  # pages on which a number is a measurement unless data/ says other
     *sorted(ROOT.glob("notebooks/*/2_build.ipynb")),
     *sorted(ROOT.glob("notebooks/*/3_reproduce.ipynb")),
     *sorted(ROOT.glob("notebooks/*/4_attack.ipynb")),
-    ROOT / "notebooks" / "01_foundations" / "3_speed.ipynb",
+    ROOT / "notebooks" / "01_foundations" / "4_speed.ipynb",
     *sorted(ROOT.glob("data/papers/*/paper.toml")),
     ROOT / "book" / "index.md",
     ROOT / "book" / "scoreboard.md",

@@ -64,7 +64,7 @@ def test_it_runs(notebook, smoke):
 
 def test_nbval_compares_kept_outputs(tmp_path):
     """One notebook is enough to see that who runs nbval gets the same answer."""
-    notebook = Path("notebooks/01_foundations/3_speed.ipynb")
+    notebook = Path("notebooks/01_foundations/4_speed.ipynb")
     assert executed.kept(ROOT / notebook)
     copy = nbformat.read(ROOT / notebook, as_version=4)
     for cell in copy.cells:

@@ -6,7 +6,9 @@ address that lives in ``_config.yml``, so that no page repeats them by hand.
 
 from __future__ import annotations
 
+import functools
 import re
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
@@ -22,6 +24,7 @@ from sphinx.util.docutils import SphinxDirective
 
 from fedlib.errors import FedlibError
 from fedlib.evidence import claims
+from fedlib.paths import about, papers
 from fedlib.schema import Page, read_toml
 
 TOLD = {
@@ -30,6 +33,9 @@ TOLD = {
 }
 FOUND = "tag_found"  # on a cell that tells what was found
 FACT = re.compile(r"(?<![\w`-])([A-Z]{3,}\d?-[CE]\d+(?:-[a-z]+)?)(?![\w`-])")
+
+
+judge = functools.cache(claims.judge)  # once a build: several pages show the same verdicts
 
 
 class Facts(SphinxDirective):
@@ -76,6 +82,26 @@ class Facts(SphinxDirective):
         return nodes.table("", group, classes=["colwidths-given", *classes])
 
 
+class ClaimsFilter(Facts):
+    """One link for each verdict; the style sheet hides what has another.
+
+    The choice is part of the address, so it can be linked to: ``only-mixed``.
+    """
+
+    def run(self) -> list[nodes.Node]:
+        """Return the links as a list."""
+        rows = [row for paper in claims.papers() for row in judge(paper)]
+        bar = nodes.bullet_list(classes=["claims-filter"])
+        for name, number in {"all": len(rows), **claims.count(rows)}.items():
+            item = nodes.list_item()
+            place = self.anchored(f"only-{name.replace(' ', '-')}", item)
+            place.children[0] = nodes.Text(f"{name} ({number})")
+            place["classes"] = []
+            item += nodes.paragraph("", "", place)
+            bar += item
+        return [bar]
+
+
 class ClaimsTable(Facts):
     """The claims of a paper (or of all): what it reports, what we measured, and the verdict.
 
@@ -92,7 +118,7 @@ class ClaimsTable(Facts):
         if not papers:
             raise self.error("claims-table: there is no file among the papers")
         try:
-            judged = {paper: claims.judge(paper) for paper in papers}
+            judged = {paper: judge(paper) for paper in papers}
             if "summary" in self.options:
                 return [self.summary(judged)]
             laid = []
@@ -114,7 +140,8 @@ class ClaimsTable(Facts):
             for name, count in claims.count(rows).items():
                 if count:
                     words = (nodes.strong(text=str(count)), nodes.Text(" "), self.verdict(name))
-                    pills += nodes.list_item("", nodes.paragraph("", "", *words))
+                    only = _to_fact(f"only-{name.replace(' ', '-')}", self.env.docname, *words)
+                    pills += nodes.list_item("", nodes.paragraph("", "", only))
             title = nodes.paragraph(text=self.short(paper))
             total = nodes.paragraph(text=f"{len(rows)} claims", classes=["fact-source"])
             body.append([[title, total], [pills]])
@@ -236,8 +263,6 @@ class ErrataTable(Facts):
     def run(self) -> list[nodes.Node]:
         """Lay the errata out in lists by kind, one below the other, each with its anchor."""
         paper = self.arguments[0].strip() if self.arguments else "participation"
-        from fedlib.paths import papers
-
         homes = papers("errata.toml")
         if paper not in homes:
             raise self.error(f"errata-table: there is no data/papers/{paper}/errata.toml")
@@ -248,11 +273,11 @@ class ErrataTable(Facts):
         except FedlibError as error:
             raise self.error(f"errata-table: {error}") from error
         lists = []
-        for kind, (title, about) in self.LISTS.items():
+        for kind, (title, told) in self.LISTS.items():
             entries = [self.entry(erratum) for erratum in errata if erratum["kind"] == kind]
             if entries:
                 box = nodes.section(ids=[nodes.make_id(f"errata-{paper}-{kind}")])
-                box += [nodes.title(text=title), nodes.paragraph(text=about), *entries]
+                box += [nodes.title(text=title), nodes.paragraph(text=told), *entries]
                 lists.append(box)
         return lists
 
@@ -287,6 +312,12 @@ class InstallCell(SphinxDirective):
         return [nodes.literal_block(code, code, language="text")]
 
 
+def _in_repository(config: Config, file: str) -> str:
+    options = config.html_theme_options
+    branch = options.get("repository_branch") or "main"
+    return f"{options['repository_url']}/blob/{branch}/{file}"
+
+
 def _package(config: Config) -> str:
     options = config.html_theme_options
     return f"git+{options['repository_url']}@{options.get('repository_branch') or 'main'}"
@@ -317,6 +348,27 @@ def mark_told(app: Sphinx, doctree: nodes.document) -> None:
                 block["classes"].append(name)
                 if name == "provenance" and "cell_output" in block.parent.get("classes", []):
                     block.parent.append(block.parent.pop(block.parent.index(block)))
+                    link_records(app, block)
+
+
+def link_records(app: Sphinx, block: nodes.literal_block) -> None:
+    """Link the name of a record to its manifest in the repository."""
+    chapter = Path(app.env.docname).parent.name
+    home = next((h for h in papers().values() if about(h).get("chapter") == chapter), None)
+    if home is None or not isinstance(block[0], nodes.Text):
+        return
+    parts: list[nodes.Node] = []
+    told = re.split(r"(?<=Record )(\S+?\.(?:smoke|quick|paper))\b", block.astext())
+    for i, part in enumerate(told):
+        file = home / "results" / f"{part}.json"
+        if i % 2 and file.is_file():
+            url = _in_repository(app.config, f"data/papers/{home.name}/results/{file.name}")
+            parts.append(nodes.reference("", part, refuri=url))
+        else:
+            parts.append(nodes.Text(part))
+    block.children.clear()
+    block.extend(parts)
+    block["classes"].append("provenance")
 
 
 def link_facts(app: Sphinx, doctree: nodes.document) -> None:
@@ -331,10 +383,10 @@ def link_facts(app: Sphinx, doctree: nodes.document) -> None:
             text.parent.replace(text, parts)
 
 
-def _to_fact(name: str, page: str) -> addnodes.pending_xref:
+def _to_fact(name: str, page: str, *words: nodes.Node) -> addnodes.pending_xref:
     options = dict(refdomain="std", reftype="ref", reftarget=name.lower(), refdoc=page)
-    return addnodes.pending_xref("", nodes.inline("", name), refexplicit=True, refwarn=True,
-                                 **options)  # fmt: skip
+    shown = nodes.inline("", "", *words) if words else nodes.inline("", name)
+    return addnodes.pending_xref("", shown, refexplicit=True, refwarn=True, **options)
 
 
 def tell_colab_readers(app: Sphinx, page: str, template: str, context: dict, tree: object) -> None:
@@ -386,25 +438,46 @@ def plain_signature(
     return re.sub(r"<[^<>]*>", "...", plain), returns
 
 
-def drop_font_hints(app: Sphinx, exception: Exception | None) -> None:
-    """Remove the theme's font preloads: from disk a browser refuses them and says so each time."""
-    if exception is None and app.builder.format == "html":
-        for path in Path(app.outdir).rglob("*.html"):
-            text = path.read_text("utf-8")
-            clean = re.sub(r'<link rel="preload" as="font"[^>]*>\s*', "", text)
-            if clean != text:
-                path.write_text(clean, "utf-8")
+UNUSED = re.compile(
+    r'<link rel="preload" as="font"[^>]*>\s*'  # from disk a browser refuses it, and says so
+    r'|<script src="[^"]*/fontawesome/[^"]*"></script>\s*'  # its style sheet draws the icons
+)
+MATHJAX = re.compile(
+    r"<script>window\.MathJax = .*?</script>\s*|<script [^>]*/mathjax/[^>]*></script>\s*"
+)
+FORMULA = re.compile(r'class="(?:[^"]* )?(?:math|text_latex)\b')
+SPARE = (  # files of others that no page asks for
+    *("vendor/fontawesome/*/js", "mathjax/*-full*.js", "mathjax/*-svg.js", "mathjax/*mml-*.js"),
+    *("mathjax/output/svg*", "mathjax/input/mml*", "mathjax/input/asciimath*"),
+    *("mathjax/adaptors", "mathjax/node-main.js", "mathjax/latest.js"),
+)
+
+
+def lighten(app: Sphinx, exception: Exception | None) -> None:
+    """Leave out of each page, and of the site, what is loaded and not used."""
+    if exception is not None or app.builder.format != "html":
+        return
+    for path in Path(app.outdir).rglob("*.html"):
+        text = path.read_text("utf-8")
+        clean = UNUSED.sub("", text)
+        if not FORMULA.search(clean):
+            clean = MATHJAX.sub("", clean)
+        if clean != text:
+            path.write_text(clean, "utf-8")
+    for spare in (p for name in SPARE for p in (Path(app.outdir) / "_static").glob(name)):
+        shutil.rmtree(spare) if spare.is_dir() else spare.unlink()
 
 
 def setup(app: Sphinx) -> dict:
     """Register the directives and the page handlers."""
     app.setup_extension("sphinx.ext.autodoc")  # whose signatures are made plain
+    app.add_directive("claims-filter", ClaimsFilter)
     app.add_directive("claims-table", ClaimsTable)
     app.add_directive("errata-table", ErrataTable)
     app.add_directive("install-cell", InstallCell)
     app.connect("builder-inited", add_styles)
     app.connect("autodoc-process-signature", plain_signature)
-    app.connect("build-finished", drop_font_hints)
+    app.connect("build-finished", lighten, priority=950)  # after what brings the files
     app.connect("doctree-read", mark_told)
     app.connect("doctree-read", link_facts)
     app.connect("html-page-context", tell_colab_readers, priority=950)

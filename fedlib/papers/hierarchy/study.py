@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NotRequired
 
 import numpy as np
@@ -177,15 +177,23 @@ def build_algorithm(runs: list[Training], seeds: int) -> HierarchicalSGD:
     return HierarchicalSGD(*settings)
 
 
-TOGETHER = ("run", "lr", "sync", "grow", "tuned_as")  # in what rows of one batch may differ
+# In what rows of one batch may differ.
+TOGETHER = ("run", "tuned_as", *HierarchicalSGD.per_run)
 
 
 @alike("seeds", "runs")
 def training(job: Job[Training]) -> Outcome:
+    """Train every run of an experiment, see :func:`train`."""
+    return train(job, build_algorithm, TOGETHER)
+
+
+def train(
+    job: Job[Any], build: Callable[[list[Any], int], HierarchicalSGD], rows: Sequence[str]
+) -> Outcome:
     """Train every run of an experiment, all seeds side by side, until the system time is over.
 
-    Runs that differ in rates and sync times alone are rows of one batch. Delays are the same for
-    all runs of a seed; splits, models and minibatches too.
+    Runs that differ in ``rows`` alone are rows of one batch. Delays are the same for all runs of
+    a seed; splits, models and minibatches too.
 
     A model exists at the end of a round. Rows tell what is there at even times: at ``clock``, the
     last merged model by then, after ``rounds`` rounds; ``round`` is the number of the look. Rows
@@ -194,7 +202,7 @@ def training(job: Job[Training]) -> Outcome:
     s, frames, diverged, tasks = job.settings, {}, {}, {}
     together: dict[str, list[Training]] = {}
     for run in s["runs"]:
-        rest = {k: v for k, v in run.items() if k not in TOGETHER}
+        rest = {k: v for k, v in run.items() if k not in rows}
         together.setdefault(repr(sorted(rest.items())), []).append({**s, **run})
     for runs in together.values():
         own, names, seeds = runs[0], [run["run"] for run in runs], job.seeds
@@ -202,7 +210,7 @@ def training(job: Job[Training]) -> Outcome:
         if key not in tasks:
             tasks[key], hashes = build_task(own, seeds, job.device)
         task, every = tasks[key], seeds * len(runs)
-        algorithm = build_algorithm(runs, len(seeds))
+        algorithm = build(runs, len(seeds))
         history = simulate(
             algorithm, task, algorithm.rounds(every), every,
             state=algorithm.init(task, every, task.init(seeds).repeat(len(runs), 1)),

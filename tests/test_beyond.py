@@ -1,0 +1,156 @@
+"""Amplified merges against FedNova's merge, generalized FedAvg, and a loop written out."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from numpy.testing import assert_allclose
+
+from fedlib.engine import models
+from fedlib.engine.data import FederatedDataset
+from fedlib.engine.simulation import simulate
+from fedlib.engine.tasks import Task
+from fedlib.errors import FedlibError
+from fedlib.papers.beyond import AmplifiedHierarchicalSGD
+from fedlib.papers.beyond.study import build_algorithm
+from fedlib.papers.hierarchy import HierarchicalSGD
+from fedlib.papers.participation import GeneralizedFedAvg
+from fedlib.population.delays import Deterministic, ShiftedExponential
+from fedlib.population.participation import Full
+
+ONE, QUICK = Deterministic(1.0), ShiftedExponential(0.5, 0.5)
+SERVER = ShiftedExponential(2.0, 1.0)
+
+
+def task_of(clients=6):
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(8 * clients, 5)), rng.integers(0, 3, 8 * clients)
+    parts = np.split(np.arange(8 * clients), clients)
+    return Task(models.mlp(5, 4, 3), FederatedDataset.build(torch.from_numpy(x), y, parts))
+
+
+def states(algorithm, task, rounds, seeds=(3,)):
+    state, found = algorithm.init(task, seeds), []
+    for _ in range(rounds):
+        state, _ = algorithm.round(state, task)
+        found.append(state)
+    return found
+
+
+def test_without_amplification_it_is_hierarchical_sgd_bit_for_bit():
+    settings = ((2, 4), 0.3, 4.0, 40.0, QUICK, SERVER, 2)
+    plain, task = HierarchicalSGD(*settings), task_of()
+    amplified = AmplifiedHierarchicalSGD(*settings, interval=2)
+    rounds = plain.rounds((3,))
+    for a, b in zip(states(plain, task, rounds), states(amplified, task, rounds), strict=True):
+        assert torch.equal(a.x, b.x) and torch.equal(a.y, b.y) and a.clock == b.clock
+
+
+def test_amplification_by_the_number_of_iterations_is_the_merge_of_fednova():
+    settings = ((2, 4), 0.3, 3.5, 40.0, ONE, ONE, 2)
+    nova, task = HierarchicalSGD(*settings, merge="nova"), task_of()
+    (line,) = nova.timelines((3,))
+    c = line.counts[0, 0]
+    assert c > 1 and (line.counts == c).all()
+    amplified = AmplifiedHierarchicalSGD(*settings, amplify=float(c))
+    for a, b in zip(states(nova, task, 5), states(amplified, task, 5), strict=True):
+        assert_allclose(a.x, b.x, atol=1e-12)
+    other = states(replace(amplified, amplify=c + 1.0), task, 5)[-1]
+    assert abs(other.x - b.x).max() > 1e-3
+
+
+@pytest.mark.parametrize("interval", [1, 3])
+def test_with_one_iteration_a_round_it_is_generalized_fedavg_of_all_clients(interval):
+    task = task_of()
+    amplified = AmplifiedHierarchicalSGD(
+        (3, 3), 0.2, 0.0, 100.0, QUICK, SERVER, 2, amplify=2.5, interval=interval
+    )
+    whole = GeneralizedFedAvg(Full(6), 0.2, 2.5, interval, 1, 2)
+    for a, b in zip(states(amplified, task, 7), states(whole, task, 7), strict=True):
+        assert_allclose(a.x, b.x, atol=1e-12)
+        assert_allclose(a.u, b.u, atol=1e-12)
+        assert a.t0 == b.t0
+
+
+def test_an_interval_counts_its_movement_eta_times_by_hand():
+    task, settings = task_of(), ((2, 4), 0.3, 4.0, 60.0, QUICK, SERVER, 2)
+    amplified = AmplifiedHierarchicalSGD(*settings, amplify=3.0, interval=2)
+    plain = HierarchicalSGD(*settings)
+    assert plain.rounds((3,)) >= 5
+    x, moved, at = plain.init(task, (3,)), 0.0, []
+    for t in range(5):
+        before = x.x
+        x, _ = plain.round(x, task)
+        moved = moved + (x.x - before)
+        if t % 2 == 1:
+            x, moved = replace(x, x=x.x + 2.0 * moved), 0.0
+        at.append(x.x)
+    for hand, state in zip(at, states(amplified, task, 5), strict=True):
+        assert_allclose(state.x, hand, atol=1e-13)
+
+
+def test_runs_side_by_side_are_those_alone_and_one_that_is_over_stays():
+    task = task_of()
+    many = AmplifiedHierarchicalSGD(
+        (2, 4), 0.2, (0.0, 6.0), 30.0, QUICK, SERVER, 2, amplify=(2.0, 5.0), interval=3
+    )
+    rounds = [replace(many, sync=s, amplify=2.0).rounds((4,)) for s in many.sync]
+    assert rounds[0] >= rounds[1] + 3 and rounds[1] % 3, "one ends early, within an interval"
+    found = simulate(many, task, many.rounds((4, 4)), (4, 4), name=["a", "b"], progress=False)
+    for r in (0, 1):
+        own = replace(many, sync=many.sync[r], amplify=many.amplify[r])
+        alone = simulate(own, task, rounds[r], (4,), progress=False).state
+        assert_allclose(found.state.x[r], alone.x[0], atol=1e-14)
+
+
+def test_a_checkpoint_goes_on_within_an_interval(tmp_path):
+    task, end = task_of(), 5
+    algorithm = AmplifiedHierarchicalSGD(
+        (2, 4), 0.2, 6.0, 60.0, QUICK, SERVER, 2, amplify=4.0, interval=3
+    )
+    whole = simulate(algorithm, task, end, (4,), progress=False)
+    path = tmp_path / "c"
+    options = dict(progress=False, checkpoint=path, checkpoint_every=2)
+    with pytest.raises(KeyboardInterrupt):
+        simulate(algorithm, task, end, (4,), callbacks=[stop_after(4)], **options)
+    again = simulate(algorithm, task, end, (4,), **options)
+    assert torch.equal(whole.state.x, again.state.x) and whole.frame.equals(again.frame)
+
+
+def stop_after(t):
+    def callback(state, _):
+        if state.t == t:
+            raise KeyboardInterrupt
+
+    return callback
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [(dict(amplify=0.0), "amplify"), (dict(amplify=(1.0, -1.0)), "amplify"),
+     (dict(interval=0), "interval"), (dict(interval=1.5), "interval")],
+)  # fmt: skip
+def test_settings_out_of_range_are_named(wrong, words):
+    with pytest.raises(FedlibError, match=words):
+        AmplifiedHierarchicalSGD((2, 4), 0.2, 6.0, 60.0, QUICK, SERVER, 2, **wrong)
+
+
+def run_of(**more):
+    return dict(
+        groups=[3, 3], delays=[0.0, 1.0, 0.0, 0.5, 0.0, 5.0, 0.0, 1.0], sync=3.0, time=30.0,
+        lr=0.1, batch_size=2, looks=5, evaluate_on=10, **more,
+    )  # fmt: skip
+
+
+def test_a_study_s_runs_have_factors_of_their_own():
+    runs = [run_of(amplify=2.0, interval=4), run_of(interval=4) | dict(lr=0.3)]
+    algorithm = build_algorithm(runs, 2)
+    assert algorithm.amplify == (2.0, 2.0, 1.0, 1.0) and algorithm.interval == 4
+    assert algorithm.lr == (0.1, 0.1, 0.3, 0.3) and algorithm.merge == "normalised"
+
+
+@pytest.mark.parametrize("other", [dict(asynchronous=True), dict(isolated=0)])
+def test_a_study_refuses_groups_that_do_not_wait(other):
+    with pytest.raises(FedlibError, match="leave out"):
+        build_algorithm([run_of(amplify=2.0, **other)], 1)
