@@ -95,7 +95,7 @@ class ClaimsFilter(Facts):
         for name, number in {"all": len(rows), **claims.count(rows)}.items():
             item = nodes.list_item()
             place = self.anchored(f"only-{name.replace(' ', '-')}", item)
-            place.children[0] = nodes.Text(f"{name} ({number})")
+            place.replace(place[0], nodes.Text(f"{name} ({number})"))
             place["classes"] = []
             item += nodes.paragraph("", "", place)
             bar += item
