@@ -34,7 +34,10 @@ FLAGS = (
 SETTLED = """(async () => {
   if (document.readyState !== "complete")
     await new Promise(done => addEventListener("load", done, {once: true}));
-  if (window.MathJax && MathJax.startup && MathJax.startup.promise) await MathJax.startup.promise;
+  if (window.MathJax && MathJax.startup && MathJax.startup.promise) {
+    await MathJax.startup.promise;
+    await MathJax.startup.document.lazyTypesetAll();  // what a reader has not scrolled to yet
+  }
   await document.fonts.ready;
   await new Promise(done => setTimeout(done, 100));
   return true;
@@ -80,6 +83,12 @@ class Page:
         """Let the reader's system ask for dark pages, or for light ones."""
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
+
+    def print(self) -> None:
+        """Show an open page as it goes on paper."""
+        self.call("Emulation.setEmulatedMedia", media="print")
+        self.evaluate("dispatchEvent(new Event('beforeprint'))")
+        self.evaluate(SETTLED)
 
     def resize(self, width: int, height: int = 900) -> None:
         """Make the window of an open page wider or narrower."""

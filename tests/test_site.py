@@ -21,8 +21,9 @@ from fedlib import paths
 from fedlib.evidence import claims, findings
 
 PAGES = build.toc_pages()
+PAPER = 720  # pixels between the margins of a sheet
 SCHEMES = {"light": False, "dark": True}
-WIDTHS = (1280, 360)
+WIDTHS = (1280, 768, 360)
 LOCAL = ("file:", "data:", "blob:")
 every_page = pytest.mark.parametrize("page", PAGES)
 
@@ -50,6 +51,11 @@ STATE = """(() => {
     formulas: document.querySelectorAll("mjx-container").length,
     wrong: [...document.querySelectorAll("mjx-merror, [data-mjx-error]")].map(m =>
       m.getAttribute("data-mjx-error") || m.textContent.slice(0, 80)),
+    cut: [...document.querySelectorAll("article :is(div.math, .cell_input pre)")].filter(e =>
+      e.getClientRects().length && e.scrollWidth > e.clientWidth + 1).map(e =>
+      (e.scrollWidth - e.clientWidth) + " px: " + e.textContent.trim().slice(0, 80)),
+    folded: document.querySelectorAll("article details:not([open])").length,
+    stops: document.querySelectorAll("mjx-container[tabindex='0']").length,
     ink: getComputedStyle(article || document.body).color,
     paper: getComputedStyle(document.body).backgroundColor,
     letters: [document.body, ...document.querySelectorAll("pre")].every(e =>
@@ -112,6 +118,9 @@ def visits(html: Path) -> Iterator[dict[tuple[str, str, int], Seen]]:
                     state = tab.evaluate(STATE)
                     away = [url for url in tab.requests if not url.startswith(LOCAL)]
                     seen[name, scheme, width] = Seen(state, tab.complaints, away)
+            tab.resize(PAPER)
+            tab.print()
+            seen[name, "print", PAPER] = Seen(tab.evaluate(STATE), tab.complaints, [])
             tab.close()
     yield seen
 
@@ -296,7 +305,7 @@ def test_the_book_has_formulas(visits):
 @every_page
 def test_light_and_dark(page, visits):
     for (name, scheme, _), seen in visits.items():
-        if name == page:
+        if name == page and scheme in SCHEMES:
             ink, paper = brightness(seen.state["ink"]), brightness(seen.state["paper"])
             assert seen.state["theme"] == scheme
             assert (ink > paper) == (scheme == "dark"), f"{scheme}: ink {ink}, paper {paper}"
@@ -309,3 +318,21 @@ def test_a_phone_shows_the_whole_width(page, visits):
             assert seen.state["heading"]
             assert seen.state["scroll"] <= 0, f"the page scrolls sideways: {seen.state['wide']}"
             assert seen.state["wide"] == [], "sticks out at the right"
+
+
+@every_page
+def test_formulas_and_code_fit_a_desk(page, visits):
+    for scheme in SCHEMES:
+        assert visits[page, scheme, 1280].state["cut"] == []
+
+
+@every_page
+def test_the_keyboard_passes_formulas_by(page, visits):
+    assert all(seen.state["stops"] == 0 for seen in of(visits, page))
+
+
+@every_page
+def test_paper_shows_what_is_folded_and_cuts_no_code(page, visits):
+    state = visits[page, "print", PAPER].state
+    assert state["folded"] == 0
+    assert [text for text in state["cut"] if "\\" not in text and "=" not in text[:0]] == []

@@ -6,9 +6,13 @@ address that lives in ``_config.yml``, so that no page repeats them by hand.
 
 from __future__ import annotations
 
+import ast
 import functools
+import posixpath
+import pydoc
 import re
 import shutil
+import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
@@ -20,8 +24,11 @@ from docutils.statemachine import StringList
 from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.config import Config
+from sphinx.domains.python import ObjectEntry
 from sphinx.util.docutils import SphinxDirective
+from sphinx.util.nodes import make_refnode
 
+import fedlib
 from fedlib.errors import FedlibError
 from fedlib.evidence import claims
 from fedlib.paths import about, papers
@@ -32,6 +39,7 @@ TOLD = {
     "verdict-note": re.compile(r"[A-Z]{3,}\d?-C\S+: [A-Z ]+\."),
 }
 FOUND = "tag_found"  # on a cell that tells what was found
+ROOT = Path(fedlib.__file__).parent.parent
 FACT = re.compile(r"(?<![\w`-])([A-Z]{3,}\d?-[CE]\d+(?:-[a-z]+)?)(?![\w`-])")
 
 
@@ -140,7 +148,11 @@ class ClaimsTable(Facts):
             for name, count in claims.count(rows).items():
                 if count:
                     words = (nodes.strong(text=str(count)), nodes.Text(" "), self.verdict(name))
-                    only = _to_fact(f"only-{name.replace(' ', '-')}", self.env.docname, *words)
+                    home = posixpath.dirname(self.env.docname)
+                    there = f"{posixpath.relpath('book/scoreboard', home)}.html#only-{name}"
+                    only = nodes.reference(
+                        "", "", *words, internal=True, refuri=there.replace(" ", "-")
+                    )
                     pills += nodes.list_item("", nodes.paragraph("", "", only))
             title = nodes.paragraph(text=self.short(paper))
             total = nodes.paragraph(text=f"{len(rows)} claims", classes=["fact-source"])
@@ -371,6 +383,109 @@ def link_records(app: Sphinx, block: nodes.literal_block) -> None:
     block["classes"].append("provenance")
 
 
+def note_names(app: Sphinx, doctree: nodes.document) -> None:
+    """Keep what the code of a page imports from fedlib: each name, and where it is written."""
+    names = {name: _written_at(whole) for name, whole in _imported(doctree).items()}
+    app.env.metadata[app.env.docname]["fedlib"] = names
+
+
+def link_names(app: Sphinx, doctree: nodes.document, page: str) -> None:
+    """Link what the text calls by its name in code to the API, and the API's modules to pages."""
+    for literal in list(doctree.findall(nodes.literal)):
+        entry = _entry(app, page, literal.astext().removesuffix("()"))
+        if entry and not isinstance(literal.parent, nodes.reference | nodes.title):
+            place = (app.builder, page, entry.docname, entry.node_id, literal.deepcopy())
+            literal.parent.replace(literal, make_refnode(*place))
+    here = {n: node for node in doctree.findall(nodes.Element) for n in node.get("ids", ())}
+    for module, entry in app.env.get_domain("py").modules.items():
+        if entry.docname != page or entry.node_id not in here:
+            continue
+        users = [
+            other for other in _pages(app) if module in map(_module, _names(app, other).values())
+        ]
+        if users:
+            line = nodes.paragraph("", "On the pages ", classes=["api-pages"])
+            for other in users:
+                uri = app.builder.get_relative_uri(page, other)
+                title = app.env.titles[other].astext()
+                line += nodes.reference("", title, refuri=uri, internal=True)
+                line += nodes.Text("." if other == users[-1] else "; ")
+            place = here[entry.node_id]
+            inside = isinstance(place, nodes.section)
+            home, at = (place, 1) if inside else (place.parent, place.parent.index(place) + 1)
+            home.insert(at, line)
+
+
+def link_code(app: Sphinx, page: str, template: str, context: dict, tree: object) -> None:
+    """Link names in code cells to the API."""
+
+    def linked(found: re.Match) -> str:
+        text, whole = found[0], ""
+        for name in filter(None, found.groups()):
+            whole = f"{whole}.{name}".lstrip(".")
+            if entry := _entry(app, page, whole):
+                uri = f"{app.builder.get_relative_uri(page, entry.docname)}#{entry.node_id}"
+                span = f'<span class="n">{name}</span>'
+                text = text.replace(span, f'<a class="code-name" href="{uri}">{span}</a>', 1)
+        return text
+
+    if _names(app, page):
+        name = r'<span class="n">(\w+)</span>'
+        dotted = rf'{name}(?:<span class="o">\.</span>{name})?'
+        context["body"] = re.sub(dotted, linked, context["body"])
+
+
+def _names(app: Sphinx, page: str) -> dict[str, str]:
+    return app.env.metadata[page].get("fedlib", {})
+
+
+def _pages(app: Sphinx) -> list[str]:
+    return sorted(page for page in app.env.found_docs if page.startswith("notebooks/"))
+
+
+def _entry(app: Sphinx, page: str, name: str) -> ObjectEntry | None:
+    """Return where the API has a name as a page's code or text writes it."""
+    first, *rest = name.split(".")
+    whole = ".".join([_names(app, page).get(first, first), *rest])
+    if not whole.startswith("fedlib"):
+        return None
+    entry = app.env.get_domain("py").objects.get(_written_at(whole))
+    return entry if entry and entry.docname != page else None
+
+
+@functools.cache
+def _module(name: str) -> str:
+    """Return the module in which a full name is written."""
+    thing = pydoc.locate(name)
+    return getattr(thing, "__module__", None) or name
+
+
+def _imported(doctree: nodes.document) -> dict[str, str]:
+    """Return the names that a page's code imports from fedlib, each with its dotted origin."""
+    found = {}
+    for block in doctree.findall(nodes.literal_block):
+        try:
+            tree = ast.parse(block.astext()) if "python" in block.get("language", "") else None
+        except SyntaxError:  # magics, or a piece of a class
+            continue
+        for node in ast.walk(tree) if tree else ():
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("fedlib"):
+                found |= {n.asname or n.name: f"{node.module}.{n.name}" for n in node.names}
+    return found
+
+
+@functools.cache
+def _written_at(name: str) -> str:
+    """Return the full name under which the API has what a dotted name leads to."""
+    try:
+        thing = pydoc.locate(name)
+    except pydoc.ErrorDuringImport:
+        return ""
+    if hasattr(thing, "__qualname__") and hasattr(thing, "__module__"):
+        return f"{thing.__module__}.{thing.__qualname__}"
+    return name
+
+
 def link_facts(app: Sphinx, doctree: nodes.document) -> None:
     """Turn the names of claims into links where a cell says what was found."""
     for cell in [box for box in doctree.findall(nodes.container) if FOUND in box["classes"]]:
@@ -383,10 +498,10 @@ def link_facts(app: Sphinx, doctree: nodes.document) -> None:
             text.parent.replace(text, parts)
 
 
-def _to_fact(name: str, page: str, *words: nodes.Node) -> addnodes.pending_xref:
+def _to_fact(name: str, page: str) -> addnodes.pending_xref:
     options = dict(refdomain="std", reftype="ref", reftarget=name.lower(), refdoc=page)
-    shown = nodes.inline("", "", *words) if words else nodes.inline("", name)
-    return addnodes.pending_xref("", shown, refexplicit=True, refwarn=True, **options)
+    return addnodes.pending_xref("", nodes.inline("", name), refexplicit=True, refwarn=True,
+                                 **options)  # fmt: skip
 
 
 def tell_colab_readers(app: Sphinx, page: str, template: str, context: dict, tree: object) -> None:
@@ -396,6 +511,15 @@ def tell_colab_readers(app: Sphinx, page: str, template: str, context: dict, tre
             if "colab" in str(button.get("url", "")):
                 package = _package(app.config)
                 button["tooltip"] = f"Open in Colab; begin there with %pip install {package}"
+
+
+def date_page(app: Sphinx, page: str, template: str, context: dict, tree: object) -> None:
+    """Say when a page's source was last changed, where the repository knows."""
+    for source in (ROOT / f"{page}.ipynb", ROOT / f"{page}.md"):
+        if source.is_file():
+            command = ["git", "log", "-1", "--format=%cs", "--", str(source)]
+            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+            context["last_updated"] = done.stdout.strip() or None
 
 
 def drop_thebe_files(app: Sphinx, page: str, template: str, context: dict, tree: object) -> None:
@@ -421,11 +545,11 @@ def _is_thebe(script: object) -> bool:
 
 
 def add_styles(app: Sphinx) -> None:
-    """Load our style sheets; scripts of ``book/assets`` load only where a page asks for them."""
+    """Load our style sheets and our script."""
     app.config.html_static_path.append(str(Path(__file__).parent / "static"))
     app.add_css_file("facts.css", priority=890)
-    for sheet in sorted((Path(app.srcdir) / "book" / "assets").glob("*.css")):
-        app.add_css_file(sheet.name, priority=900)
+    app.add_css_file("book.css", priority=900)
+    app.add_js_file("book.js", loading_method="defer")
 
 
 def plain_signature(
@@ -482,5 +606,9 @@ def setup(app: Sphinx) -> dict:
     app.connect("doctree-read", link_facts)
     app.connect("html-page-context", tell_colab_readers, priority=950)
     app.connect("html-page-context", drop_thebe_files, priority=950)
+    app.connect("doctree-read", note_names)
+    app.connect("doctree-resolved", link_names)
+    app.connect("html-page-context", link_code, priority=950)
+    app.connect("html-page-context", date_page, priority=950)
     app.connect("doctree-resolved", drop_thebe_nodes, priority=950)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}
