@@ -110,6 +110,24 @@ def test_controls_have_names_and_changes_are_announced(page):
     assert pictures[0]["aria-label"].startswith("A & B")
 
 
+def ticks(values: list) -> list[str]:
+    """The words below a slider, one for each value."""
+    html = Explorer("t", {"a": values}, lambda a: Frame(lines={"x": [[0, a]]}))._repr_html_()
+    return re.findall(r"<span>([^<]*)</span>", html[html.index("fedx-v") : html.index("<svg")])
+
+
+def test_a_slider_has_a_tick_for_every_value_and_as_many_numbers_as_have_room():
+    assert ticks([1, 2, 5]) == ["1", "2", "5"]
+    assert ticks([0.05, 0.1, 0.25, 0.5]) == ["0.05", "0.1", "0.25", "0.5"]
+    assert ticks([1000, 10_000, 1_000_000]) == ["1000", "10000", "1000000"]
+    many = ticks(list(range(-50, 51)))
+    assert len(many) == 101 and many[0] == "−50" and many[-1] == "50"
+    told = [t for t in many if t]
+    assert 3 < len(told) < 10
+    long = ticks([1.2345e-10 * 10**k for k in range(5)])
+    assert [bool(t) for t in long] == [True, False, True, False, True]
+
+
 def test_first_state_needs_no_script(page):
     first = explorer().drawing(*explorer().start)
     drawn = [a["d"] for a in page.every("path") if a.get("class") in ("fedx-l", "fedx-m")]

@@ -20,8 +20,11 @@ draw=()=>{
 let n=0;
 C.forEach((c,i)=>{
 n=n*D.n[i]+ +c.value;
-const o=c.nextElementSibling,t=D.t[i][c.value];
-if(o){o.textContent=t;c.setAttribute("aria-valuetext",t)}});
+const k=c.nextElementSibling,t=D.t[i][c.value];
+if(k){
+c.previousElementSibling.textContent=t;
+c.setAttribute("aria-valuetext",t);
+[...k.children].forEach((e,j)=>e.classList.toggle("on",j==c.value))}});
 const [f,s,k,w]=D.f[n],V=D.v;
 put(".fedx-p .fedx-l",f.map((v,i)=>D.m[i][0]?trace(V[v]):""));
 put(".fedx-m",f.map((v,i)=>D.m[i][1]?trace(V[v],D.m[i][1]):""));

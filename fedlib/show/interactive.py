@@ -28,6 +28,7 @@ Pairs = Sequence[Sequence[float]] | np.ndarray
 
 WIDTH, LEFT, RIGHT, TOP, BOTTOM = 480, 78, 22, 8, 58  # user units of the drawing
 INNER = WIDTH - LEFT - RIGHT
+ROOM = 38  # characters below the narrowest slider, two between neighbours
 
 
 @dataclass(frozen=True)
@@ -59,8 +60,8 @@ class Frame:
 class Explorer:
     """A figure of precomputed frames, one for every combination of its controls.
 
-    A control with three or more numbers is a slider, any other one a list to choose from. Put an
-    explorer on the last line of a notebook cell to show it.
+    A control with three or more numbers is a slider with a tick for every value, any other one a
+    list to choose from. Put an explorer on the last line of a notebook cell to show it.
 
     Attributes
     ----------
@@ -228,16 +229,20 @@ class Explorer:
         out = ['<div class="fedx-c" hidden>']
         for k, (name, values) in enumerate(self.controls.items()):
             ref, at = f"{self.id}-{k}", list(values).index(self.start[k])
+            texts = [html.escape(_value(v)) for v in values]
             out.append(f'<div><label for="{ref}">{html.escape(name)}</label>')
             if len(values) > 2 and all(isinstance(v, (int, float)) for v in values):
+                told = _told(texts)
+                ticks = (f"<span>{t if i in told else ''}</span>" for i, t in enumerate(texts))
                 out.append(
-                    f'<input type="range" id="{ref}" min="0" max="{len(values) - 1}" value="{at}" '
-                    f'autocomplete="off"><output for="{ref}">{_value(values[at])}</output></div>'
+                    f'<output for="{ref}">{texts[at]}</output><input type="range" id="{ref}" '
+                    f'min="0" max="{len(values) - 1}" value="{at}" autocomplete="off">'
+                    f'<div class="fedx-v" aria-hidden="true">{"".join(ticks)}</div></div>'
                 )
                 continue
             options = (
-                f'<option value="{i}"{" selected" * (i == at)}>{html.escape(_value(v))}</option>'
-                for i, v in enumerate(values)
+                f'<option value="{i}"{" selected" * (i == at)}>{t}</option>'
+                for i, t in enumerate(texts)
             )
             out.append(f'<select id="{ref}" autocomplete="off">{"".join(options)}</select></div>')
         return "".join(out) + "</div>"
@@ -436,7 +441,19 @@ def _tick(v: float, log: bool) -> str:
 
 def _value(v: object) -> str:
     """A control's value or a tick in words."""
+    if isinstance(v, int):
+        return str(v).replace("-", "−")
     return f"{v:g}".replace("-", "−") if isinstance(v, (int, float)) else str(v)
+
+
+def _told(texts: list[str]) -> set[int]:
+    """Which ticks of a slider carry their value: all, or first, last and as many as have room."""
+    last = len(texts) - 1
+    for step in range(1, last + 1):
+        told = {*range(0, last - step + 1, step), last}
+        if sum(len(texts[i]) + 2 for i in told) <= ROOM:
+            break
+    return told
 
 
 def _text(v: object) -> str:
