@@ -7,8 +7,10 @@ import math
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
 from html.parser import HTMLParser
 
+import browser
 import numpy as np
 import pytest
 
@@ -208,34 +210,89 @@ def test_script_parses(page, tmp_path):
     subprocess.run(["node", "--check", str(file)], check=True)
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not shutil.which("chromium"), reason="needs chromium")
-def test_browser_draws_what_python_draws(tmp_path):
-    figure = explorer()
-    move = """<script>
-    const [a, b] = document.querySelectorAll("input,select");
-    a.value = 2; b.value = 1; b.dispatchEvent(new Event("input"));</script>"""
+# --- in a browser ---------------------------------------------------------------------------
+
+DRAWN = """[...document.querySelectorAll(".fedx")].map(root =>
+  [...root.querySelectorAll("svg[role=img] path")]
+    .filter(path => /^fedx-[lmhk]$/.test(path.className.baseVal) && !path.closest(".fedx-o"))
+    .map(path => path.getAttribute("d")))"""
+MOVE = """(([k, value]) => {
+  const control = document.querySelectorAll("input,select")[k];
+  control.value = value;
+  control.dispatchEvent(new Event("input"));
+})(%s)"""
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[browser.Browser]:
+    if browser.find() is None:
+        pytest.skip("needs chromium")
+    with browser.chromium() as program:
+        yield program
+
+
+@pytest.fixture
+def tab(chromium, tmp_path) -> Iterator[browser.Page]:
+    """A page with two figures in which nothing has been moved yet."""
+    figures = explorer()._repr_html_() + explorer("Another")._repr_html_()
     file = tmp_path / "page.html"
-    other = explorer("Another")._repr_html_()
-    file.write_text(f"<!doctype html><meta charset=utf-8>{figure._repr_html_()}{other}{move}")
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--dump-dom"]
-    flags += ["--disable-background-networking", "--disable-sync", f"--user-data-dir={tmp_path}/u"]
-    done = subprocess.run(
-        ["chromium", *flags, file.as_uri()], capture_output=True, text=True, timeout=60
-    )
-    moved, still = done.stdout.split('<div class="fedx ')[1:]
-    want = figure.drawing(RATES[2], KINDS[1])
-    assert_drawn(moved, want[4:] + want[:4])  # the strip stands above the axes
-    want = figure.drawing(*figure.start)
-    assert_drawn(still, want[4:] + want[:4])  # the other figure did not move
-    assert ">0.167</dd>" in moved
-    assert 'aria-valuetext="0.5"' in moved
+    file.write_text(f"<!doctype html><meta charset=utf-8>{figures}")
+    page = chromium.open()
+    page.show(file.as_uri())
+    yield page
+    assert page.complaints == []
+    page.close()
 
 
-def assert_drawn(page: str, want: list[str]) -> None:
-    """The paths in the picture are the wanted ones, up to one unit in the last place."""
-    drawing = page[page.index('role="img"') : page.index('class="fedx-e"')]
-    got = re.findall(r'<path class="fedx-[lmhk]"[^>]*? d="([^"]*)"', drawing)
+def in_order(figure: Explorer, *values: object) -> list[str]:
+    paths = figure.drawing(*values)
+    return paths[4:] + paths[:4]  # the strip stands above the axes
+
+
+@pytest.mark.slow
+def test_browser_draws_what_python_draws(tab):
+    tab.evaluate(MOVE % [0, 2])
+    tab.evaluate(MOVE % [1, 1])
+    moved, still = tab.evaluate(DRAWN)
+    assert_drawn(moved, in_order(explorer(), RATES[2], KINDS[1]))
+    assert_drawn(still, in_order(explorer(), *explorer().start))  # the other did not move
+    assert tab.evaluate("document.querySelector('dd').textContent") == "0.167"
+    slider = "document.querySelector('input')"
+    assert tab.evaluate(f"{slider}.getAttribute('aria-valuetext')") == "0.5"
+    assert tab.evaluate("document.querySelector('.fedx .on').textContent") == "0.5"
+
+
+@pytest.mark.slow
+def test_controls_are_easy_to_hit(tab):
+    sizes = "[...document.querySelectorAll('input,select')].map(e => e.getBoundingClientRect())"
+    boxes = tab.evaluate(f"{sizes}.map(b => [b.x, b.y, b.width, b.height])")
+    assert all(height >= 24 for *_, height in boxes)
+    x, y, wide, high = boxes[0]
+    for share, value in ((0.98, "2"), (0.5, "1")):  # at the upper border, far from the thumb
+        at = {"x": x + share * wide, "y": y + 1.5, "button": "left", "clickCount": 1}
+        tab.call("Input.dispatchMouseEvent", type="mousePressed", **at)
+        tab.call("Input.dispatchMouseEvent", type="mouseReleased", **at)
+        assert tab.evaluate("document.querySelector('input').value") == value
+
+
+@pytest.mark.slow
+def test_the_lines_before_a_change_stay_as_a_ghost_on_the_screen(tab):
+    ghost = "[...document.querySelectorAll('.fedx-o path')].map(e => e.getAttribute('d'))"
+    assert tab.evaluate(ghost) == []
+    tab.evaluate(MOVE % [0, 1])
+    assert_drawn(tab.evaluate(ghost), [explorer().drawing(RATES[0], KINDS[0])[0], ""])
+    tab.evaluate(MOVE % [0, 1])  # no change, the ghost stays
+    assert_drawn(tab.evaluate(ghost), [explorer().drawing(RATES[0], KINDS[0])[0], ""])
+    tab.evaluate(MOVE % [0, 2])
+    assert_drawn(tab.evaluate(ghost), [explorer().drawing(RATES[1], KINDS[0])[0], ""])
+    shown = "getComputedStyle(document.querySelector('.fedx-o')).display"
+    assert tab.evaluate(shown) != "none"
+    tab.call("Emulation.setEmulatedMedia", media="print")
+    assert tab.evaluate(shown) == "none"
+
+
+def assert_drawn(got: list[str], want: list[str]) -> None:
+    """The paths are the wanted ones, up to one unit in the last place."""
     numbers = r"-?\d*\.?\d+"
     for mine, theirs in zip(want, got, strict=True):
         assert re.sub(numbers, "", mine) == re.sub(numbers, "", theirs)

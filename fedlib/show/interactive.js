@@ -1,5 +1,6 @@
 for(const r of document.querySelectorAll("#ID"))if(!r.dataset.on){
 r.dataset.on=1;
+let was=-1;
 const q=s=>[...r.querySelectorAll(s)],D=JSON.parse(q("script")[0].textContent),
 C=q("input,select"),
 at=([a,b,l],v)=>Math.max(-9e3,Math.min(9e3,a+b*(l?Math.log10(v):v))).toFixed(1),
@@ -25,8 +26,12 @@ if(k){
 c.previousElementSibling.textContent=t;
 c.setAttribute("aria-valuetext",t);
 [...k.children].forEach((e,j)=>e.classList.toggle("on",j==c.value))}});
+if(n==was)return;
+if(was>=0)q(".fedx-o").forEach(g=>
+g.replaceChildren(...q(".fedx-p>.fedx-l").map(e=>e.cloneNode())));
+was=n;
 const [f,s,k,w]=D.f[n],V=D.v;
-put(".fedx-p .fedx-l",f.map((v,i)=>D.m[i][0]?trace(V[v]):""));
+put(".fedx-p>.fedx-l",f.map((v,i)=>D.m[i][0]?trace(V[v]):""));
 put(".fedx-m",f.map((v,i)=>D.m[i][1]?trace(V[v],D.m[i][1]):""));
 put("g .fedx-h",runs(V[s]));
 put(".fedx-k",[V[k].map(c=>`M${c} 0v${V[s].length}`).join("")]);

@@ -285,6 +285,7 @@ class Explorer:
         out.append(f'<path class="fedx-g" d="{grid}"/>')
         out.append(f'<path class="fedx-a" d="M0 0V{high}H{INNER}"/>')
         out.append(f'<svg class="fedx-p" width="{INNER}" height="{high}" overflow="hidden">')
+        out.append('<g class="fedx-o"></g>')  # the lines before the last change, by the script
         for k, (_, _, s) in enumerate(self._series):
             ink = _ink(s)
             out.append(f'<path class="fedx-l"{ink} d="{paths[2 * k]}"/>')
