@@ -187,6 +187,54 @@ def test_the_readouts_are_those_of_the_start():
     assert "<dt>value</dt><dd>0.167</dd>" in page
 
 
+def crosses(line: list, **options) -> list[tuple[float, float]]:
+    """Where the crosses of a figure with one line stand, in user units."""
+    limits = {"xlim": (0, 10), "ylim": (0, 10)} | options
+    figure = Explorer("t", {"a": [1]}, lambda a: Frame(lines={"x": line}), **limits)
+    paths = figure.drawing(1)
+    assert ("goes on outside" in figure._repr_html_()) == (len(paths) == 4)
+    found = re.findall(r"M(\S+) ([-\d.]+)m", paths[3]) if len(paths) == 4 else []
+    return [(float(x), float(y)) for x, y in found]
+
+
+WIDE, HIGH, IN = 380, 250, 6  # the panel; a cross stands this far inside so that all of it is seen
+
+
+@pytest.mark.parametrize(
+    ("line", "want"),
+    [
+        ([[0, 5], [2, 15]], [(WIDE / 10, IN)]),  # through the upper border at (1, 10)
+        ([[0, 5], [2, -5]], [(WIDE / 10, HIGH - IN)]),
+        ([[0, 5], [2, 15], [4, 5], [8, 25]], [(5 * WIDE / 10, IN)]),  # the last time counts
+        ([[0, 5], [2, 15], [4, -5], [6, 30]], [(WIDE / 10, IN)]),  # swings, and never comes back
+        ([[0, 5], [4, 5], [6, math.inf]], [(4 * WIDE / 10, IN)]),
+        ([[0, 5], [4, 5], [6, -math.inf], [8, math.nan]], [(4 * WIDE / 10, HIGH - IN)]),
+        ([[0, 5], [4, 5], [6, math.nan], [8, math.nan]], [(4 * WIDE / 10, HIGH / 2)]),
+        ([[0, 5], [2, 15], [4, 5]], []),  # comes back
+        ([[0, 5], [2, math.nan], [4, 5]], []),  # a gap
+        ([[0, 5], [20, 5]], []),  # more rounds than are shown
+        ([[0, 15], [2, 15]], []),  # was never inside
+    ],
+)
+def test_a_line_that_leaves_for_good_ends_at_a_cross(line, want):
+    found = crosses(line)
+    np.testing.assert_allclose(np.reshape(found, (-1, 2)), np.reshape(want, (-1, 2)), atol=1.5)
+
+
+def test_a_plane_may_be_left_on_any_side_and_zero_is_no_divergence():
+    plane = {"equal": True, "xlim": (0, 10), "ylim": (0, 10)}
+    assert len(crosses([[5, 5], [30, 5]], **plane)) == 1
+    log = {"ylog": True, "ylim": (0.01, 100)}
+    assert crosses([[0, 1], [5, 0.0001]], **log) == []
+    assert crosses([[0, 1], [5, 1e4]], **log) == [pytest.approx((95, IN), abs=0.2)]
+
+
+def test_a_readout_that_is_not_finite_says_so():
+    for value in (math.inf, -math.inf, math.nan, np.float64("inf"), np.float32("nan")):
+        figure = Explorer("t", {"a": [1]}, lambda a, v=value: Frame(readouts={"far": v}))
+        assert "<dt>far</dt><dd>diverged</dd>" in figure._repr_html_()
+
+
 def test_equal_scale():
     figure = Explorer("t", {"a": [1]}, lambda a: Frame(lines={"x": [[0, 0], [3, 1]]}), equal=True)
     assert figure._x[1] == pytest.approx(-figure._y[1])

@@ -14,7 +14,7 @@ import itertools
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import resources
 
 import numpy as np
@@ -28,6 +28,7 @@ Pairs = Sequence[Sequence[float]] | np.ndarray
 
 WIDTH, LEFT, RIGHT, TOP, BOTTOM = 480, 78, 22, 8, 58  # user units of the drawing
 INNER = WIDTH - LEFT - RIGHT
+GONE = "goes on outside"
 ROOM = 38  # characters below the narrowest slider, two between neighbours
 
 
@@ -38,7 +39,8 @@ class Frame:
     Attributes
     ----------
     lines
-        Name to points ``[K, 2]`` (x, y), joined by a line; NaN breaks it.
+        Name to points ``[K, 2]`` (x, y), joined by a line. NaN breaks it; a line that does not
+        come back from NaN, from infinity or from beyond the limits ends at a cross.
     points
         Name to points ``[K, 2]``, markers only.
     strip
@@ -46,7 +48,8 @@ class Frame:
     cuts
         Columns of the strip at which a thin vertical rule stands.
     readouts
-        Name to a number or a short text, shown below and read out after every change.
+        Name to a number or a short text, shown below and read out after every change. A number
+        that is not finite reads "diverged"; what has diverged is for the author to say.
     """
 
     lines: Mapping[str, Pairs] = field(default_factory=dict)
@@ -136,6 +139,11 @@ class Explorer:
         self._x = _scale(xlim, self.xlog, 0, INNER)
         self._y = _scale(ylim, self.ylog, self._height, 0)
         self._span = (xlim, ylim)
+        exits = [[at for line in f.lines.values() for at in self._exit(line)] for f in frames]
+        if any(exits):
+            pairs = zip(frames, exits, strict=True)
+            frames = [replace(f, points={**f.points, GONE: at}) for f, at in pairs]
+            self._series.append((GONE, False, Style(GONE, "currentColor", "X")))
         self._data = self._pack(frames)
         text = json.dumps([self.title, list(self.controls), self._data], sort_keys=True)
         self.id = "fedx-" + hashlib.sha256(text.encode()).hexdigest()[:8]
@@ -173,13 +181,40 @@ class Explorer:
         flat = []
         for pair in np.asarray(points, float).reshape(-1, 2):
             for v, (low, high), log in zip(pair, self._span, (self.xlog, self.ylog), strict=True):
-                if not math.isfinite(v) or (log and v <= 0):
+                if math.isnan(v) or (log and v <= 0):
                     flat.append(None)
+                elif math.isinf(v):
+                    flat.append(math.copysign(1e300, v))
                 elif log:
                     flat.append(_short(float(f"{v:.4g}")))
                 else:
                     flat.append(_short(round(float(v), 4 - math.floor(math.log10(high - low)))))
         return flat
+
+    def _exit(self, line: Pairs) -> list[tuple[float, float]]:
+        """Where a line leaves the picture for good; nothing if it does not, or never was inside.
+
+        It has left if its last point lies beyond the limits or is not finite. Points beyond the
+        right or left limit say nothing if x is a clock (not ``equal``), nor does a fall towards
+        zero on a logarithmic axis. The place is where it crosses the border, or its last point
+        before NaN.
+        """
+        x, y = np.asarray(line, float).reshape(-1, 2).T
+        at = np.stack([_units(self._x, x), _units(self._y, y)], axis=1)
+        size = np.array([INNER, self._height])
+        far = size * [1, math.inf if self.ylog else 1]
+        if not self.equal:
+            at = at[~((at[:, 0] < 0) | (at[:, 0] > INNER))]
+        inside = ((at >= 0) & (at <= far)).all(1)
+        if not inside.any() or inside[-1]:
+            return []
+        k = np.flatnonzero(inside)[-1]
+        here, step = at[k], at[k + 1] - at[k]
+        if not np.isnan(step).any():
+            moves = step != 0
+            here = here + step * np.min((np.where(step > 0, size, 0) - here)[moves] / step[moves])
+        here = np.clip(here, 6, size - 6)
+        return [(_value_at(self._x, here[0]), _value_at(self._y, here[1]))]
 
     def drawing(self, *values: object) -> list[str]:
         """The SVG paths at one setting: line and markers of each series, strip levels, cuts."""
@@ -386,10 +421,22 @@ def _scale(limits: tuple[float, float], log: bool, start: float, stop: float) ->
     return float(f"{start - factor * low:.7g}"), float(f"{factor:.7g}"), int(log)
 
 
-def _place(scale: tuple, v: float) -> str:
+def _units(scale: tuple, v: np.ndarray | float) -> np.ndarray:
+    """From data to user units; what is far outside, or infinite, comes to 9000."""
     offset, factor, log = scale
-    at = offset + factor * (math.log10(v) if log else v)
-    return f"{max(-9000.0, min(9000.0, at)):.1f}"
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.clip(offset + factor * (np.log10(v) if log else np.asarray(v)), -9000, 9000)
+
+
+def _value_at(scale: tuple, at: float) -> float:
+    """From user units to data."""
+    offset, factor, log = scale
+    v = (at - offset) / factor
+    return 10**v if log else v
+
+
+def _place(scale: tuple, v: float) -> str:
+    return f"{_units(scale, v):.1f}"
 
 
 def _trace(flat: list, x: tuple, y: tuple, mark: str = "") -> str:
@@ -461,6 +508,8 @@ def _text(v: object) -> str:
     """A readout in words: three significant figures."""
     if isinstance(v, (bool, str)) or not isinstance(v, (int, float, np.number)):
         return str(v)
+    if not math.isfinite(v):
+        return "diverged"
     if isinstance(v, (int, np.integer)) or 1000 <= abs(v) < 1e7:
         return f"{v:.0f}".replace("-", "−")
     number, _, power = f"{v:.3g}".partition("e")
