@@ -149,13 +149,32 @@ def test_logarithmic_axes_place_decades_evenly():
     figure = Explorer(
         "t",
         {"a": [1]},
-        lambda a: Frame(lines={"x": [[1, 1], [10, 0.1], [100, 0.01], [0, 1]]}),
+        lambda a: Frame(lines={"x": [[1, 1], [10, 0.1], [100, 0.01], [-1, 1]]}),
         xlog=True,
         ylog=True,
     )
     xy = np.array(re.findall(r"[ML](\S+) ([\d.]+)", figure.drawing(1)[0]), float)
     np.testing.assert_allclose(np.diff(xy, 2, axis=0), 0, atol=0.11)
-    assert len(xy) == 3  # zero has no place on a logarithmic axis
+    assert len(xy) == 3  # what is negative has no place on a logarithmic axis
+    assert ">0</text>" not in figure._repr_html_()
+
+
+@pytest.mark.parametrize("limits", [None, (1e-3, 1)])
+def test_zero_stands_at_the_border_of_a_logarithmic_axis_with_its_own_tick(limits):
+    figure = Explorer(
+        "t", {"a": [1]}, lambda a: Frame(lines={"x": [[0, 1], [1, 1e-3], [2, 0], [3, 0]]}),
+        ylog=True, ylim=limits,
+    )  # fmt: skip
+    assert "goes on outside" not in figure._repr_html_()
+    ys = [float(y) for y in re.findall(r"[ML]\S+ ([-\d.]+)", figure.drawing(1)[0])]
+    assert ys[2] == ys[3] == 250
+    ticks = re.findall(r'class="fedx-y" x="-6" y="([^"]+)"[^>]*>([^<]*)<', figure._repr_html_())
+    places = {text: float(y) for y, text in ticks}
+    assert places["0"] == 250
+    assert places["1"] == ys[0] and places["10⁻³"] == ys[1]  # the others stand where they did
+    assert 10 < places["0"] - places["10⁻³"] < 40  # and leave room for it
+    grid = re.search(r'class="fedx-g" d="([^"]*)"', figure._repr_html_()).group(1)
+    assert "M0 250.0h" in grid
 
 
 @pytest.mark.parametrize("log", [False, True])

@@ -80,7 +80,8 @@ class Explorer:
     xlim, ylim
         Fixed limits; what lies outside is cut off. Taken from all frames by default.
     xlog, ylog
-        Logarithmic axes.
+        Logarithmic axes. An exact zero stands at the lower border, which then lies a little
+        below the limit and has a tick of its own; what is negative is left out.
     equal
         Same scale on both axes; the limits are widened as needed.
     styles
@@ -136,6 +137,8 @@ class Explorer:
         self._height = 372 if self.equal else 250
         if self.equal:
             xlim, ylim = _equal(xlim, ylim, INNER, self._height)
+        xlim, self._xticks = _with_zero(xlim, self.xlog, cloud[:, 0])
+        ylim, self._yticks = _with_zero(ylim, self.ylog, cloud[:, 1])
         self._x = _scale(xlim, self.xlog, 0, INNER)
         self._y = _scale(ylim, self.ylog, self._height, 0)
         self._span = (xlim, ylim)
@@ -181,8 +184,10 @@ class Explorer:
         flat = []
         for pair in np.asarray(points, float).reshape(-1, 2):
             for v, (low, high), log in zip(pair, self._span, (self.xlog, self.ylog), strict=True):
-                if math.isnan(v) or (log and v <= 0):
+                if math.isnan(v) or (log and v < 0):
                     flat.append(None)
+                elif log and v == 0:
+                    flat.append(_short(float(f"{low:.4g}")))
                 elif math.isinf(v):
                     flat.append(math.copysign(1e300, v))
                 elif log:
@@ -306,17 +311,17 @@ class Explorer:
 
     def _panel(self, paths: list[str], y: float) -> str:
         """Axes, ticks and the traces, cut at the border."""
-        high, (xlim, ylim) = self._height, self._span
+        high = self._height
         out = [f'<g transform="translate({LEFT} {y})">']
         grid = ""
-        for v in _ticks(xlim, self.xlog):
+        for v, text in self._xticks:
             at = _place(self._x, v)
             grid += f"M{at} 0v{high}"
-            out.append(_label(at, high + 21, _tick(v, self.xlog)))
-        for v in _ticks(ylim, self.ylog):
+            out.append(_label(at, high + 21, text))
+        for v, text in self._yticks:
             at = _place(self._y, v)
             grid += f"M0 {at}h{INNER}"
-            out.append(_label(-6, at, _tick(v, self.ylog), "y"))
+            out.append(_label(-6, at, text, "y"))
         out.append(f'<path class="fedx-g" d="{grid}"/>')
         out.append(f'<path class="fedx-a" d="M0 0V{high}H{INNER}"/>')
         out.append(f'<svg class="fedx-p" width="{INNER}" height="{high}" overflow="hidden">')
@@ -412,6 +417,15 @@ def _equal(xlim: tuple, ylim: tuple, wide: float, high: float) -> tuple[tuple, t
     unit = max((xlim[1] - xlim[0]) / wide, (ylim[1] - ylim[0]) / high)
     middle = [(sum(xlim) / 2, unit * wide / 2), (sum(ylim) / 2, unit * high / 2)]
     return tuple((m - half, m + half) for m, half in middle)
+
+
+def _with_zero(limits: tuple, log: bool, values: np.ndarray) -> tuple[tuple, list]:
+    """Limits with room for zero on a logarithmic axis that needs it, and ticks with their words."""
+    ticks = [(v, _tick(v, log)) for v in _ticks(limits, log)]
+    if log and (values == 0).any():
+        low = float(f"{limits[0] * (limits[0] / limits[1]) ** 0.1:.4g}")
+        return (low, limits[1]), [(low, "0"), *ticks]
+    return limits, ticks
 
 
 def _scale(limits: tuple[float, float], log: bool, start: float, stop: float) -> tuple:
