@@ -8,9 +8,11 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator
+from html import unescape
 from html.parser import HTMLParser
 
 import browser
+import build
 import numpy as np
 import pytest
 
@@ -92,13 +94,15 @@ def test_text_cannot_leave_the_script(page):
     assert KINDS[1] in json.loads(page.scripts[0])["t"][1]
 
 
-def test_ids_follow_the_data():
-    a, b = explorer(), explorer("Another title")
+def test_ids_follow_the_name_and_the_values():
+    a, b = explorer(), explorer(name="second.one")
     assert a._repr_html_() == explorer()._repr_html_()
     ids = [
         attrs["id"] for x in (a, b) for _, attrs in Page(x._repr_html_()).elements if "id" in attrs
     ]
-    assert len(ids) == len(set(ids)) == 8
+    assert len(ids) == len(set(ids)) == 18
+    assert "a-b" in ids and "second.one:rate-γ=0.5" in ids
+    assert "second.one:kind=script-b-wild" in ids
 
 
 def test_controls_have_names_and_changes_are_announced(page):
@@ -115,7 +119,9 @@ def test_controls_have_names_and_changes_are_announced(page):
 def ticks(values: list) -> list[str]:
     """The words below a slider, one for each value."""
     html = Explorer("t", {"a": values}, lambda a: Frame(lines={"x": [[0, a]]}))._repr_html_()
-    return re.findall(r"<span>([^<]*)</span>", html[html.index("fedx-v") : html.index("<svg")])
+    return re.findall(
+        r"<span id=[^>]*>([^<]*)</span>", html[html.index('class="fedx-v"') : html.index("<svg")]
+    )
 
 
 def test_a_slider_has_a_tick_for_every_value_and_as_many_numbers_as_have_room():
@@ -142,7 +148,7 @@ def test_figure_without_data_is_small():
     single = Explorer(
         "t", {"a": [1, 2, 3]}, lambda a: Frame(lines={"amplified": [[0, 0], [1, a]]}), xlabel="x"
     )
-    assert len(single._repr_html_().encode()) < 6500
+    assert len(single._repr_html_().encode()) < 7000
 
 
 def test_logarithmic_axes_place_decades_evenly():
@@ -266,6 +272,10 @@ def test_errors_say_what_is_missing():
         explorer(start=(0.3, "calm"))
     with pytest.raises(FedlibError, match="has no values"):
         Explorer("t", {"a": []}, {})
+    with pytest.raises(FedlibError, match="'my-toy' would be one"):
+        explorer(name="my toy")
+    with pytest.raises(FedlibError, match="same address"):
+        Explorer("t", {"a": ["b c", "b-c"]}, lambda a: Frame())
     with pytest.raises(FedlibError, match="same readouts"):
         Explorer("t", {"a": [1, 2]}, lambda a: Frame(readouts={str(a): a}))
 
@@ -275,6 +285,29 @@ def test_script_parses(page, tmp_path):
     file = tmp_path / "script.js"
     file.write_text(page.scripts[1])
     subprocess.run(["node", "--check", str(file)], check=True)
+
+
+@pytest.mark.parametrize(
+    ("link", "leads"),
+    [
+        ("#a-b", True),
+        ("#a-b:rate-γ=0.5", True),
+        ("#a-b:rate-γ=0.5&kind=calm", True),
+        ("page.html#a-b:rate-%CE%B3=0.5&amp;kind=calm", True),
+        ("#b-a:rate-γ=0.5", False),
+        ("#a-b:rate=0.5", False),
+        ("#a-b:rate-γ=0.3", False),
+        ("#a-b:rate-γ=0.5&kind=odd", False),
+        ("#a-b:", False),
+        ("other.html#a-b:rate-γ=0.5", False),
+    ],
+)
+def test_the_link_check_knows_figures_controls_and_values(link, leads, tmp_path):
+    (tmp_path / "other.html").write_text("<p id=other></p>")
+    figure = explorer()._repr_html_()
+    (tmp_path / "page.html").write_text(f'<a href="{link}">x</a>{figure}', "utf-8")
+    wrong = [] if leads else [f"page.html: {unescape(link)} leads to no such place on that page"]
+    assert build.check_links(tmp_path) == wrong
 
 
 # --- in a browser ---------------------------------------------------------------------------
@@ -290,6 +323,15 @@ MOVE = """(([k, value]) => {
 })(%s)"""
 
 
+LINKS = [
+    "a-b:rate-γ=0.2&amp;kind=calm",
+    "a-b:kind=script-b-wild",
+    "a-b:rate-γ=0.3",
+    "a-b:rate-γ=0.5&amp;kind=odd",
+    "another:rate-γ=0.5",
+]
+
+
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[browser.Browser]:
     if browser.find() is None:
@@ -302,6 +344,9 @@ def chromium() -> Iterator[browser.Browser]:
 def tab(chromium, tmp_path) -> Iterator[browser.Page]:
     """A page with two figures in which nothing has been moved yet."""
     figures = explorer()._repr_html_() + explorer("Another")._repr_html_()
+    figures += "<p style='height:4000px'></p>" + "".join(
+        f'<a href="#{to}">{to}</a> ' for to in LINKS
+    )
     file = tmp_path / "page.html"
     file.write_text(f"<!doctype html><meta charset=utf-8>{figures}")
     page = chromium.open()
@@ -356,6 +401,40 @@ def test_the_lines_before_a_change_stay_as_a_ghost_on_the_screen(tab):
     assert tab.evaluate(shown) != "none"
     tab.call("Emulation.setEmulatedMedia", media="print")
     assert tab.evaluate(shown) == "none"
+
+
+@pytest.mark.slow
+def test_a_link_in_prose_sets_the_figure_and_leads_to_it(tab):
+    def click(k: int) -> list[str]:
+        script = f"""(async () => {{
+          document.querySelectorAll("p ~ a")[{k}].click();
+          await new Promise(done => setTimeout(done, 50));
+          return [...document.querySelectorAll("input,select")].map(e => e.value);
+        }})()"""
+        return tab.evaluate(script)
+
+    top = "document.querySelector('.fedx').getBoundingClientRect().top"
+    tab.evaluate("scrollTo(0, 4000)")
+    assert click(0) == ["1", "0", "0", "0"]
+    assert abs(tab.evaluate(top)) < 20
+    assert tab.evaluate("document.activeElement.tagName") == "SELECT"
+    assert_drawn(tab.evaluate(DRAWN)[0], in_order(explorer(), RATES[1], KINDS[0]))
+    assert click(1) == ["1", "1", "0", "0"]  # the other control stays
+    assert click(2) == click(3) == ["1", "1", "0", "0"]  # values that do not exist
+    assert click(4) == ["1", "1", "2", "0"]
+    tab.evaluate(MOVE % [2, 0])
+    assert click(4) == ["1", "1", "2", "0"]  # the same link once more
+    tab.evaluate("history.go(-4)")
+    tab.evaluate("new Promise(done => setTimeout(done, 200))")
+    assert tab.evaluate("document.querySelectorAll('select')[0].value") == "0"  # and back
+
+
+@pytest.mark.slow
+def test_a_page_opened_with_a_setting_shows_it(tab):
+    address = tab.evaluate("location.href")
+    tab.show("about:blank")
+    tab.show(f"{address}#a-b:rate-%CE%B3=0.5&kind=calm")
+    assert_drawn(tab.evaluate(DRAWN)[0], in_order(explorer(), RATES[2], KINDS[0]))
 
 
 def assert_drawn(got: list[str], want: list[str]) -> None:

@@ -1,4 +1,4 @@
-for(const r of document.querySelectorAll("#ID"))if(!r.dataset.on){
+for(const r of document.querySelectorAll("[id='NAME']"))if(!r.dataset.on){
 r.dataset.on=1;
 let was=-1;
 const q=s=>[...r.querySelectorAll(s)],D=JSON.parse(q("script")[0].textContent),
@@ -38,4 +38,17 @@ put(".fedx-k",[V[k].map(c=>`M${c} 0v${V[s].length}`).join("")]);
 q("dd").forEach((e,i)=>{if(e.textContent!=w[i])e.textContent=w[i]})};
 C.forEach(c=>c.addEventListener("input",draw));
 q(".fedx-c")[0].hidden=false;
-draw()}
+draw();
+const go=h=>{
+const[n,s]=decodeURIComponent(h).split(":"),
+E=(s||"").split("&").map(p=>q("[id]").find(e=>e.id==r.id+":"+p));
+if(n!="#"+r.id||E.includes(undefined))return;
+E.forEach(e=>{
+const p=e.parentElement,c=C.find(c=>c.parentElement.contains(e));
+c.value=[...p.children].indexOf(e);
+c.focus({preventScroll:true})});
+draw();
+r.scrollIntoView()};
+addEventListener("hashchange",()=>go(location.hash));
+document.addEventListener("click",e=>{const a=e.target.closest("a[href^='#']");if(a)go(a.hash)});
+go(location.hash)}

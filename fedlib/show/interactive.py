@@ -1,6 +1,6 @@
 """A figure with controls that needs no kernel and no network.
 
-Every state is computed beforehand and travels as rounded numbers inside the figure; some forty
+Every state is computed beforehand and travels as rounded numbers inside the figure; some sixty
 lines of JavaScript only pick one and draw it. The first state is drawn here, in Python, so the
 figure is complete on paper and where scripts do not run. Nothing of Jupyter is imported.
 """
@@ -8,11 +8,11 @@ figure is complete on paper and where scripts do not run. Nothing of Jupyter is 
 from __future__ import annotations
 
 import functools
-import hashlib
 import html
 import itertools
 import json
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
@@ -93,11 +93,19 @@ class Explorer:
         The values shown first; the first of each control by default.
     description
         What is drawn, in a sentence, for readers who do not see it.
+    name
+        The figure's address on its page; made from the title by default. A link to ``#NAME``
+        leads to the figure, one to ``#NAME:LABEL=VALUE`` also sets that control, as the slider
+        shows the value and with hyphens for blanks (several settings are joined by ``&``). In
+        Markdown it is an HTML link, ``<a href="#toy:interval-P=3&amp;local-rate-γ=0.5">P = 3</a>``,
+        since Markdown's own links want a heading there.
 
     Raises
     ------
     FedlibError
-        If a control has no value, if a frame is missing, or if frames differ in their readouts
+        If the name holds other signs than letters, digits, ``.``, ``+``, ``-`` and ``_``,
+        if two values of a control would have the same address,
+        if a control has no value, if a frame is missing, or if frames differ in their readouts
         or in the shape of their strip.
     """
 
@@ -116,8 +124,21 @@ class Explorer:
     strip_label: str = "round"
     start: tuple | None = None
     description: str = ""
+    name: str = ""
 
     def __post_init__(self) -> None:
+        self.name = self.name or _slug(self.title).lower()
+        if self.name != _slug(self.name):
+            raise FedlibError(
+                f"name='{self.name}' is no address; '{_slug(self.name)}' would be one."
+            )
+        self._ids = {
+            label: [f"{self.name}:{_slug(label)}={_slug(_value(v))}" for v in values]
+            for label, values in self.controls.items()
+        }
+        for label, ids in self._ids.items():
+            if len(set(ids)) < len(ids):
+                raise FedlibError(f"Two values of '{label}' have the same address, of {ids}.")
         self._states = _states(self.controls, self.frames)
         keys, frames = list(self._states), list(self._states.values())
         self.start = keys[0] if self.start is None else tuple(self.start)
@@ -148,8 +169,6 @@ class Explorer:
             frames = [replace(f, points={**f.points, GONE: at}) for f, at in pairs]
             self._series.append((GONE, False, Style(GONE, "currentColor", "X")))
         self._data = self._pack(frames)
-        text = json.dumps([self.title, list(self.controls), self._data], sort_keys=True)
-        self.id = "fedx-" + hashlib.sha256(text.encode()).hexdigest()[:8]
 
     # --- data -------------------------------------------------------------------------------
 
@@ -251,9 +270,10 @@ class Explorer:
         data = data.replace("<", "\\u003c")  # so that no text can close the script element
         return "".join(
             [
-                f'<div class="fedx mathjax_ignore tex2jax_ignore" id="{self.id}" role="group" ',
-                f'aria-labelledby="{self.id}-t"><style>{_file("css")}</style>',
-                f'<p class="fedx-t" id="{self.id}-t">{html.escape(self.title)}</p>',
+                f'<div class="fedx mathjax_ignore tex2jax_ignore" id="{self.name}" role="group" ',
+                f'aria-labelledby="{self.name}-t"><style>{_file("css")}</style>',
+                f'<p class="fedx-t"><span id="{self.name}-t">{html.escape(self.title)}</span> ',
+                f'<a href="#{self.name}" aria-label="Link to this figure">#</a></p>',
                 self._controls(),
                 self._svg(),
                 self._legend(),
@@ -261,19 +281,23 @@ class Explorer:
                 f"<noscript><p>Shown: {html.escape(self._setting())}. ",
                 "The other settings need JavaScript.</p></noscript>",
                 f'<script type="application/json">{data}</script>',
-                f"<script>{_file('js').replace('#ID', '#' + self.id)}</script></div>",
+                f"<script>{_file('js').replace('NAME', self.name)}</script></div>",
             ]
         )
 
     def _controls(self) -> str:
         out = ['<div class="fedx-c" hidden>']
         for k, (name, values) in enumerate(self.controls.items()):
-            ref, at = f"{self.id}-{k}", list(values).index(self.start[k])
+            ref, at = f"{self.name}-{k}", list(values).index(self.start[k])
             texts = [html.escape(_value(v)) for v in values]
+            ids = self._ids[name]
             out.append(f'<div><label for="{ref}">{html.escape(name)}</label>')
             if len(values) > 2 and all(isinstance(v, (int, float)) for v in values):
                 told = _told(texts)
-                ticks = (f"<span>{t if i in told else ''}</span>" for i, t in enumerate(texts))
+                ticks = (
+                    f'<span id="{ids[i]}">{t if i in told else ""}</span>'
+                    for i, t in enumerate(texts)
+                )
                 out.append(
                     f'<output for="{ref}">{texts[at]}</output><input type="range" id="{ref}" '
                     f'min="0" max="{len(values) - 1}" value="{at}" autocomplete="off">'
@@ -281,7 +305,7 @@ class Explorer:
                 )
                 continue
             options = (
-                f'<option value="{i}"{" selected" * (i == at)}>{t}</option>'
+                f'<option id="{ids[i]}" value="{i}"{" selected" * (i == at)}>{t}</option>'
                 for i, t in enumerate(texts)
             )
             out.append(f'<select id="{ref}" autocomplete="off">{"".join(options)}</select></div>')
@@ -506,6 +530,11 @@ def _value(v: object) -> str:
     if isinstance(v, int):
         return str(v).replace("-", "−")
     return f"{v:g}".replace("-", "−") if isinstance(v, (int, float)) else str(v)
+
+
+def _slug(text: str) -> str:
+    """Words as a part of an address."""
+    return "-".join(re.findall(r"[\w.+-]+", text.replace("−", "-")))
 
 
 def _told(texts: list[str]) -> set[int]:
