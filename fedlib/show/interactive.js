@@ -48,7 +48,7 @@ const p=e.parentElement,c=C.find(c=>c.parentElement.contains(e));
 c.value=[...p.children].indexOf(e);
 c.focus({preventScroll:true})});
 draw();
-r.scrollIntoView()};
+r.scrollIntoView({behavior:"instant"})};
 addEventListener("hashchange",()=>go(location.hash));
 document.addEventListener("click",e=>{const a=e.target.closest("a[href^='#']");if(a)go(a.hash)});
 go(location.hash)}
