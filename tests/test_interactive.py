@@ -254,6 +254,18 @@ def test_a_plane_may_be_left_on_any_side_and_zero_is_no_divergence():
     assert crosses([[0, 1], [5, 1e4]], **log) == [pytest.approx((95, IN), abs=0.2)]
 
 
+def named() -> Explorer:
+    """A figure with a line for every value of a control, and one more."""
+    lines = {name: [[0, k], [1, k + 1]] for k, name in enumerate(["calm", "wild", "mean"])}
+    controls = {"rate": [1, 2, 3], "kind": ["calm", "wild"]}
+    return Explorer("named", controls, lambda rate, kind: Frame(lines=lines), start=(1, "wild"))
+
+
+def test_the_chosen_line_stands_out():
+    marks = [a for a in Page(named()._repr_html_()).every("path") if "data-c" in a]
+    assert [(a["data-c"], "data-on" in a) for a in marks] == [("1,0", False), ("1,1", True)]
+
+
 def test_a_readout_that_is_not_finite_says_so():
     for value in (math.inf, -math.inf, math.nan, np.float64("inf"), np.float32("nan")):
         figure = Explorer("t", {"a": [1]}, lambda a, v=value: Frame(readouts={"far": v}))
@@ -344,8 +356,10 @@ def chromium() -> Iterator[browser.Browser]:
 def tab(chromium, tmp_path) -> Iterator[browser.Page]:
     """A page with two figures in which nothing has been moved yet."""
     figures = explorer()._repr_html_() + explorer("Another")._repr_html_()
-    figures += "<p style='height:4000px'></p>" + "".join(
-        f'<a href="#{to}">{to}</a> ' for to in LINKS
+    figures += (
+        named()._repr_html_()
+        + "<p style='height:4000px'></p>"
+        + "".join(f'<a href="#{to}">{to}</a> ' for to in LINKS)
     )
     file = tmp_path / "page.html"
     file.write_text(f"<!doctype html><meta charset=utf-8>{figures}")
@@ -365,13 +379,24 @@ def in_order(figure: Explorer, *values: object) -> list[str]:
 def test_browser_draws_what_python_draws(tab):
     tab.evaluate(MOVE % [0, 2])
     tab.evaluate(MOVE % [1, 1])
-    moved, still = tab.evaluate(DRAWN)
+    moved, still, _ = tab.evaluate(DRAWN)
     assert_drawn(moved, in_order(explorer(), RATES[2], KINDS[1]))
     assert_drawn(still, in_order(explorer(), *explorer().start))  # the other did not move
     assert tab.evaluate("document.querySelector('dd').textContent") == "0.167"
     slider = "document.querySelector('input')"
     assert tab.evaluate(f"{slider}.getAttribute('aria-valuetext')") == "0.5"
     assert tab.evaluate("document.querySelector('.fedx .on').textContent") == "0.5"
+
+
+@pytest.mark.slow
+def test_the_line_that_stands_out_follows_the_control(tab):
+    wide = """[...document.querySelectorAll("#named .fedx-p>.fedx-l")].map(e =>
+      getComputedStyle(e).strokeWidth)"""
+    assert tab.evaluate(wide) == ["2px", "4px", "2px"]
+    tab.evaluate(MOVE % [5, 0])
+    assert tab.evaluate(wide) == ["4px", "2px", "2px"]
+    faint = "getComputedStyle(document.querySelectorAll('#named .fedx-o path')[1]).strokeWidth"
+    assert tab.evaluate(faint) == "1px"
 
 
 @pytest.mark.slow
@@ -409,7 +434,8 @@ def test_a_link_in_prose_sets_the_figure_and_leads_to_it(tab):
         script = f"""(async () => {{
           document.querySelectorAll("p ~ a")[{k}].click();
           await new Promise(done => setTimeout(done, 50));
-          return [...document.querySelectorAll("input,select")].map(e => e.value);
+          const all = [...document.querySelectorAll("input,select")];
+          return all.slice(0, 4).map(e => e.value);
         }})()"""
         return tab.evaluate(script)
 

@@ -40,7 +40,8 @@ class Frame:
     ----------
     lines
         Name to points ``[K, 2]`` (x, y), joined by a line. NaN breaks it; a line that does not
-        come back from NaN, from infinity or from beyond the limits ends at a cross.
+        come back from NaN, from infinity or from beyond the limits ends at a cross. A line
+        named as a control's value is drawn thicker while that value is chosen.
     points
         Name to points ``[K, 2]``, markers only.
     strip
@@ -350,11 +351,19 @@ class Explorer:
         out.append(f'<path class="fedx-a" d="M0 0V{high}H{INNER}"/>')
         out.append(f'<svg class="fedx-p" width="{INNER}" height="{high}" overflow="hidden">')
         out.append('<g class="fedx-o"></g>')  # the lines before the last change, by the script
-        for k, (_, _, s) in enumerate(self._series):
-            ink = _ink(s)
+        for k, (name, _, s) in enumerate(self._series):
+            ink = _ink(s) + self._chosen(name)
             out.append(f'<path class="fedx-l"{ink} d="{paths[2 * k]}"/>')
             out.append(f'<path class="fedx-m" fill="{s.color}" d="{paths[2 * k + 1]}"/>')
         return "".join(out) + "</svg>" + self._names(high, self.xlabel, self.ylabel) + "</g>"
+
+    def _chosen(self, name: str) -> str:
+        """Which control and value a line is named after, and whether that is the start."""
+        for k, values in enumerate(self.controls.values()):
+            if name in list(values):
+                on = ' data-on=""' if name == self.start[k] else ""
+                return f' data-c="{k},{list(values).index(name)}"{on}'
+        return ""
 
     def _strip(self, paths: list[str], y: float) -> tuple[str, float]:
         """The heat strip with its row names and its axis; also its depth."""
