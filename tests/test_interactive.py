@@ -237,6 +237,7 @@ WIDE, HIGH, IN = 380, 250, 6  # the panel; a cross stands this far inside so tha
         ([[0, 5], [4, 5], [6, math.nan], [8, math.nan]], [(4 * WIDE / 10, HIGH / 2)]),
         ([[0, 5], [2, 15], [4, 5]], []),  # comes back
         ([[0, 5], [2, math.nan], [4, 5]], []),  # a gap
+        ([[0, 5], [2, 5], [math.nan, math.nan]], []),  # a gap before nothing
         ([[0, 5], [20, 5]], []),  # more rounds than are shown
         ([[0, 15], [2, 15]], []),  # was never inside
     ],

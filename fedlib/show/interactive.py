@@ -40,7 +40,7 @@ class Frame:
     ----------
     lines
         Name to points ``[K, 2]`` (x, y), joined by a line. NaN breaks it; a line that does not
-        come back from NaN, from infinity or from beyond the limits ends at a cross. A line
+        come back from NaN in y, from infinity or from beyond the limits ends at a cross. A line
         named as a control's value is drawn thicker while that value is chosen.
     points
         Name to points ``[K, 2]``, markers only.
@@ -225,7 +225,7 @@ class Explorer:
         before NaN.
         """
         x, y = np.asarray(line, float).reshape(-1, 2).T
-        at = np.stack([_units(self._x, x), _units(self._y, y)], axis=1)
+        at = np.stack([_units(self._x, x), _units(self._y, y)], axis=1)[~np.isnan(x)]
         size = np.array([INNER, self._height])
         far = size * [1, math.inf if self.ylog else 1]
         if not self.equal:
