@@ -102,23 +102,21 @@ def html(built: tuple[Path, str]) -> Path:
 
 @pytest.fixture(scope="session")
 def visits(html: Path) -> Iterator[dict[tuple[str, str, int], Seen]]:
-    """Open pages in turn light and wide, and dark and narrow as a phone; then change them."""
+    """Open each page wide, light and dark in turn; then as a phone, in the other; then on paper."""
     if browser.find() is None:
         pytest.skip("no Chromium found: install one, or name it in CHROMIUM")
     seen = {}
     with browser.chromium() as chromium:
         for number, name in enumerate(PAGES):
-            turn = -1 if number % 2 else 1
-            schemes, widths = list(SCHEMES.items())[::turn], WIDTHS[::turn]
+            schemes = list(SCHEMES.items())[:: -1 if number % 2 else 1]
             tab = chromium.open()
-            tab.show((html / f"{name}.html").as_uri(), widths[0], dark=schemes[0][1])
-            for scheme, dark in schemes:
+            tab.show((html / f"{name}.html").as_uri(), dark=schemes[0][1])
+            for width in WIDTHS:
+                scheme, dark = schemes[width == WIDTHS[-1]]
                 tab.prefer(dark)
-                for width in widths:
-                    tab.resize(width)
-                    state = tab.evaluate(STATE)
-                    away = [url for url in tab.requests if not url.startswith(LOCAL)]
-                    seen[name, scheme, width] = Seen(state, tab.complaints, away)
+                tab.resize(width)
+                away = [url for url in tab.requests if not url.startswith(LOCAL)]
+                seen[name, scheme, width] = Seen(tab.evaluate(STATE), tab.complaints, away)
             tab.resize(PAPER)
             tab.print()
             seen[name, "print", PAPER] = Seen(tab.evaluate(STATE), tab.complaints, [])
@@ -323,8 +321,8 @@ def test_a_phone_shows_the_whole_width(page, visits):
 
 @every_page
 def test_formulas_and_code_fit_a_desk(page, visits):
-    for scheme in SCHEMES:
-        assert visits[page, scheme, 1280].state["cut"] == []
+    (wide,) = (seen for (name, _, width), seen in visits.items() if (name, width) == (page, 1280))
+    assert wide.state["cut"] == []
 
 
 @every_page
@@ -353,8 +351,8 @@ def test_a_verdict_s_address_shows_its_claims_alone(html, judged):
     seen = """[...document.querySelectorAll(".claim")].filter(e => e.getClientRects().length)
       .map(e => e.id)"""
     with browser.chromium() as chromium:
-        tab = chromium.open()
         for verdict in ("not reproduced", "mixed"):
+            tab = chromium.open()
             place = f"#only-{verdict.replace(' ', '-')}"
             assert place in (html / "book" / "index.html").read_text("utf-8")
             tab.show((html / "book" / "scoreboard.html").as_uri() + place)
