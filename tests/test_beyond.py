@@ -47,24 +47,29 @@ def test_without_amplification_it_is_hierarchical_sgd_bit_for_bit():
         assert torch.equal(a.x, b.x) and torch.equal(a.y, b.y) and a.clock == b.clock
 
 
-def test_amplification_by_the_number_of_iterations_is_the_merge_of_fednova():
-    settings = ((2, 4), 0.3, 3.5, 40.0, ONE, ONE, 2)
+@pytest.mark.parametrize(
+    ("local", "counts"),
+    [(ONE, [4, 4]), ((ONE, Deterministic(2.0)), [4, 2])],
+    ids=["equal counts", "others"],
+)
+def test_amplification_by_the_mean_count_is_the_merge_of_fednova(local, counts):
+    settings = ((2, 4), 0.3, 3.5, 40.0, local, ONE, 2)
     nova, task = HierarchicalSGD(*settings, merge="nova"), task_of()
     (line,) = nova.timelines((3,))
-    c = line.counts[0, 0]
-    assert c > 1 and (line.counts == c).all()
-    amplified = AmplifiedHierarchicalSGD(*settings, amplify=float(c))
+    assert (line.counts == counts).all()
+    c = (2 * counts[0] + 4 * counts[1]) / 6
+    amplified = AmplifiedHierarchicalSGD(*settings, amplify=c)
     for a, b in zip(states(nova, task, 5), states(amplified, task, 5), strict=True):
         assert_allclose(a.x, b.x, atol=1e-12)
     other = states(replace(amplified, amplify=c + 1.0), task, 5)[-1]
     assert abs(other.x - b.x).max() > 1e-3
 
 
-@pytest.mark.parametrize("interval", [1, 3])
-def test_with_one_iteration_a_round_it_is_generalized_fedavg_of_all_clients(interval):
+@pytest.mark.parametrize(("groups", "interval"), [((3, 3), 1), ((2, 4), 3)])
+def test_with_one_iteration_a_round_it_is_generalized_fedavg_of_all_clients(groups, interval):
     task = task_of()
     amplified = AmplifiedHierarchicalSGD(
-        (3, 3), 0.2, 0.0, 100.0, QUICK, SERVER, 2, amplify=2.5, interval=interval
+        groups, 0.2, 0.0, 100.0, QUICK, SERVER, 2, amplify=2.5, interval=interval
     )
     whole = GeneralizedFedAvg(Full(6), 0.2, 2.5, interval, 1, 2)
     for a, b in zip(states(amplified, task, 7), states(whole, task, 7), strict=True):
