@@ -9,15 +9,18 @@ from numpy.testing import assert_allclose
 
 from fedlib.engine import models
 from fedlib.engine.data import FederatedDataset
+from fedlib.engine.draws import draw_one
 from fedlib.engine.simulation import simulate
 from fedlib.engine.tasks import Task
 from fedlib.errors import FedlibError
-from fedlib.papers.beyond import AmplifiedHierarchicalSGD
+from fedlib.papers.beyond import AmplifiedHierarchicalSGD, study
 from fedlib.papers.beyond.study import build_algorithm
 from fedlib.papers.hierarchy import HierarchicalSGD
+from fedlib.papers.job import Job
 from fedlib.papers.participation import GeneralizedFedAvg
 from fedlib.population.delays import Deterministic, ShiftedExponential
 from fedlib.population.participation import Full
+from fedlib.schema import conform
 
 ONE, QUICK = Deterministic(1.0), ShiftedExponential(0.5, 0.5)
 SERVER = ShiftedExponential(2.0, 1.0)
@@ -95,6 +98,17 @@ def test_an_interval_counts_its_movement_eta_times_by_hand():
         assert_allclose(state.x, hand, atol=1e-13)
 
 
+def test_a_round_makes_the_draws_it_is_given_and_tells_what_its_groups_did():
+    task, settings = task_of(), ((2, 4), 0.3, 4.0, 60.0, QUICK, SERVER, 2)
+    plain, amplified = HierarchicalSGD(*settings), AmplifiedHierarchicalSGD(*settings, amplify=3.0)
+    x = task.init((3,))
+    other = draw_one(plain, plain.init(task, (8,), x), task)
+    after, told = plain.round(plain.init(task, (3,), x), task, other)
+    mine, mine_told = amplified.round(amplified.init(task, (3,), x), task, other)
+    assert_allclose(mine.x, x + 3.0 * (after.x - x), atol=1e-13)
+    assert all((mine_told[name] == told[name]).all() for name in ("counts", "idle"))
+
+
 def test_runs_side_by_side_are_those_alone_and_one_that_is_over_stays():
     task = task_of()
     many = AmplifiedHierarchicalSGD(
@@ -159,3 +173,36 @@ def test_a_study_s_runs_have_factors_of_their_own():
 def test_a_study_refuses_groups_that_do_not_wait(other):
     with pytest.raises(FedlibError, match="leave out"):
         build_algorithm([run_of(amplify=2.0, **other)], 1)
+
+
+def test_a_study_s_runs_are_those_alone_and_only_factors_share_a_batch(monkeypatch):
+    runs = [dict(run="a", amplify=2.0), dict(run="b", amplify=5.0),
+            dict(run="c", amplify=5.0, interval=3), dict(run="d", merge="nova")]  # fmt: skip
+    settings = run_of(dataset="digits", split="labels", model=["softmax", 64, 10])
+
+    def trained(some):
+        frame = study.training(Job(settings | dict(runs=some), (3, 8), progress=False)).frame
+        return frame.set_index(["run", "seed", "round", "split", "metric"])["value"]
+
+    batches, build = [], study.build_algorithm
+    monkeypatch.setattr(
+        study, "build_algorithm", lambda own, n: batches.append(len(own)) or build(own, n)
+    )
+    whole = trained(runs)
+    assert batches == [2, 1, 1]
+    ends = []
+    for run in runs:
+        alone = trained([run])
+        assert_allclose(whole.loc[run["run"]], alone.loc[run["run"]], atol=1e-6)
+        ends.append(alone.loc[run["run"], 3, 5, "train", "loss"])
+    assert len({round(end, 4) for end in ends}) == 4
+    assert study.training.alike(settings) == {"seeds", "runs"}
+
+
+@pytest.mark.parametrize("wrong", [dict(amplify=0.0), dict(interval=0), dict(interval=1.5)])
+def test_settings_of_a_study_out_of_range_are_named(wrong):
+    right = run_of(dataset="digits", split="labels", model=["softmax", 64, 10])
+    right |= dict(kind="k", where="w", title="t", seeds=1)
+    conform(right | dict(amplify=2.0, interval=3), study.Amplified, "here")
+    with pytest.raises(FedlibError, match=next(iter(wrong))):
+        conform(right | wrong, study.Amplified, "here")
