@@ -237,8 +237,14 @@ def _broken(url: str, page: Path, ids: dict[Path, set[str]]) -> Iterator[str]:
     target = (page.parent / unquote(parts.path)).resolve() if parts.path else page.resolve()
     if not target.exists():
         yield "leads to no file"
-    elif parts.fragment and target in ids and unquote(parts.fragment) not in ids[target]:
+    elif parts.fragment and target in ids and not _there(unquote(parts.fragment), ids[target]):
         yield "leads to no such place on that page"
+
+
+def _there(place: str, ids: set[str]) -> bool:
+    """Whether a page has a place: an id, or a figure with settings, each value with its own id."""
+    name, _, settings = place.partition(":")
+    return place in ids or {name, *(f"{name}:{one}" for one in settings.split("&"))} <= ids
 
 
 # --- all of it -----------------------------------------------------------------------------------

@@ -7,8 +7,12 @@ import math
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
+from html import unescape
 from html.parser import HTMLParser
 
+import browser
+import build
 import numpy as np
 import pytest
 
@@ -90,13 +94,15 @@ def test_text_cannot_leave_the_script(page):
     assert KINDS[1] in json.loads(page.scripts[0])["t"][1]
 
 
-def test_ids_follow_the_data():
-    a, b = explorer(), explorer("Another title")
+def test_ids_follow_the_name_and_the_values():
+    a, b = explorer(), explorer(name="second.one")
     assert a._repr_html_() == explorer()._repr_html_()
     ids = [
         attrs["id"] for x in (a, b) for _, attrs in Page(x._repr_html_()).elements if "id" in attrs
     ]
-    assert len(ids) == len(set(ids)) == 8
+    assert len(ids) == len(set(ids)) == 18
+    assert "a-b" in ids and "second.one:rate-γ=0.5" in ids
+    assert "second.one:kind=script-b-wild" in ids
 
 
 def test_controls_have_names_and_changes_are_announced(page):
@@ -108,6 +114,26 @@ def test_controls_have_names_and_changes_are_announced(page):
     assert status[0]["aria-live"] == "polite"
     pictures = [a for a in page.every("svg") if a.get("role") == "img"]
     assert pictures[0]["aria-label"].startswith("A & B")
+
+
+def ticks(values: list) -> list[str]:
+    """The words below a slider, one for each value."""
+    html = Explorer("t", {"a": values}, lambda a: Frame(lines={"x": [[0, a]]}))._repr_html_()
+    return re.findall(
+        r"<span id=[^>]*>([^<]*)</span>", html[html.index('class="fedx-v"') : html.index("<svg")]
+    )
+
+
+def test_a_slider_has_a_tick_for_every_value_and_as_many_numbers_as_have_room():
+    assert ticks([1, 2, 5]) == ["1", "2", "5"]
+    assert ticks([0.05, 0.1, 0.25, 0.5]) == ["0.05", "0.1", "0.25", "0.5"]
+    assert ticks([1000, 10_000, 1_000_000]) == ["1000", "10000", "1000000"]
+    many = ticks(list(range(-50, 51)))
+    assert len(many) == 101 and many[0] == "−50" and many[-1] == "50"
+    told = [t for t in many if t]
+    assert 3 < len(told) < 10
+    long = ticks([1.2345e-10 * 10**k for k in range(5)])
+    assert [bool(t) for t in long] == [True, False, True, False, True]
 
 
 def test_first_state_needs_no_script(page):
@@ -122,20 +148,39 @@ def test_figure_without_data_is_small():
     single = Explorer(
         "t", {"a": [1, 2, 3]}, lambda a: Frame(lines={"amplified": [[0, 0], [1, a]]}), xlabel="x"
     )
-    assert len(single._repr_html_().encode()) < 6500
+    assert len(single._repr_html_().encode()) < 7000
 
 
 def test_logarithmic_axes_place_decades_evenly():
     figure = Explorer(
         "t",
         {"a": [1]},
-        lambda a: Frame(lines={"x": [[1, 1], [10, 0.1], [100, 0.01], [0, 1]]}),
+        lambda a: Frame(lines={"x": [[1, 1], [10, 0.1], [100, 0.01], [-1, 1]]}),
         xlog=True,
         ylog=True,
     )
     xy = np.array(re.findall(r"[ML](\S+) ([\d.]+)", figure.drawing(1)[0]), float)
     np.testing.assert_allclose(np.diff(xy, 2, axis=0), 0, atol=0.11)
-    assert len(xy) == 3  # zero has no place on a logarithmic axis
+    assert len(xy) == 3  # what is negative has no place on a logarithmic axis
+    assert ">0</text>" not in figure._repr_html_()
+
+
+@pytest.mark.parametrize("limits", [None, (1e-3, 1)])
+def test_zero_stands_at_the_border_of_a_logarithmic_axis_with_its_own_tick(limits):
+    figure = Explorer(
+        "t", {"a": [1]}, lambda a: Frame(lines={"x": [[0, 1], [1, 1e-3], [2, 0], [3, 0]]}),
+        ylog=True, ylim=limits,
+    )  # fmt: skip
+    assert "goes on outside" not in figure._repr_html_()
+    ys = [float(y) for y in re.findall(r"[ML]\S+ ([-\d.]+)", figure.drawing(1)[0])]
+    assert ys[2] == ys[3] == 250
+    ticks = re.findall(r'class="fedx-y" x="-6" y="([^"]+)"[^>]*>([^<]*)<', figure._repr_html_())
+    places = {text: float(y) for y, text in ticks}
+    assert places["0"] == 250
+    assert places["1"] == ys[0] and places["10⁻³"] == ys[1]  # the others stand where they did
+    assert 10 < places["0"] - places["10⁻³"] < 40  # and leave room for it
+    grid = re.search(r'class="fedx-g" d="([^"]*)"', figure._repr_html_()).group(1)
+    assert "M0 250.0h" in grid
 
 
 @pytest.mark.parametrize("log", [False, True])
@@ -167,6 +212,67 @@ def test_the_readouts_are_those_of_the_start():
     assert "<dt>value</dt><dd>0.167</dd>" in page
 
 
+def crosses(line: list, **options) -> list[tuple[float, float]]:
+    """Where the crosses of a figure with one line stand, in user units."""
+    limits = {"xlim": (0, 10), "ylim": (0, 10)} | options
+    figure = Explorer("t", {"a": [1]}, lambda a: Frame(lines={"x": line}), **limits)
+    paths = figure.drawing(1)
+    assert ("goes on outside" in figure._repr_html_()) == (len(paths) == 4)
+    found = re.findall(r"M(\S+) ([-\d.]+)m", paths[3]) if len(paths) == 4 else []
+    return [(float(x), float(y)) for x, y in found]
+
+
+WIDE, HIGH, IN = 380, 250, 6  # the panel; a cross stands this far inside so that all of it is seen
+
+
+@pytest.mark.parametrize(
+    ("line", "want"),
+    [
+        ([[0, 5], [2, 15]], [(WIDE / 10, IN)]),  # through the upper border at (1, 10)
+        ([[0, 5], [2, -5]], [(WIDE / 10, HIGH - IN)]),
+        ([[0, 5], [2, 15], [4, 5], [8, 25]], [(5 * WIDE / 10, IN)]),  # the last time counts
+        ([[0, 5], [2, 15], [4, -5], [6, 30]], [(WIDE / 10, IN)]),  # swings, and never comes back
+        ([[0, 5], [4, 5], [6, math.inf]], [(4 * WIDE / 10, IN)]),
+        ([[0, 5], [4, 5], [6, -math.inf], [8, math.nan]], [(4 * WIDE / 10, HIGH - IN)]),
+        ([[0, 5], [4, 5], [6, math.nan], [8, math.nan]], [(4 * WIDE / 10, HIGH / 2)]),
+        ([[0, 5], [2, 15], [4, 5]], []),  # comes back
+        ([[0, 5], [2, math.nan], [4, 5]], []),  # a gap
+        ([[0, 5], [2, 5], [math.nan, math.nan]], []),  # a gap before nothing
+        ([[0, 5], [20, 5]], []),  # more rounds than are shown
+        ([[0, 15], [2, 15]], []),  # was never inside
+    ],
+)
+def test_a_line_that_leaves_for_good_ends_at_a_cross(line, want):
+    found = crosses(line)
+    np.testing.assert_allclose(np.reshape(found, (-1, 2)), np.reshape(want, (-1, 2)), atol=1.5)
+
+
+def test_a_plane_may_be_left_on_any_side_and_zero_is_no_divergence():
+    plane = {"equal": True, "xlim": (0, 10), "ylim": (0, 10)}
+    assert len(crosses([[5, 5], [30, 5]], **plane)) == 1
+    log = {"ylog": True, "ylim": (0.01, 100)}
+    assert crosses([[0, 1], [5, 0.0001]], **log) == []
+    assert crosses([[0, 1], [5, 1e4]], **log) == [pytest.approx((95, IN), abs=0.2)]
+
+
+def named() -> Explorer:
+    """A figure with a line for every value of a control, and one more."""
+    lines = {name: [[0, k], [1, k + 1]] for k, name in enumerate(["calm", "wild", "mean"])}
+    controls = {"rate": [1, 2, 3], "kind": ["calm", "wild"]}
+    return Explorer("named", controls, lambda rate, kind: Frame(lines=lines), start=(1, "wild"))
+
+
+def test_the_chosen_line_stands_out():
+    marks = [a for a in Page(named()._repr_html_()).every("path") if "data-c" in a]
+    assert [(a["data-c"], "data-on" in a) for a in marks] == [("1,0", False), ("1,1", True)]
+
+
+def test_a_readout_that_is_not_finite_says_so():
+    for value in (math.inf, -math.inf, math.nan, np.float64("inf"), np.float32("nan")):
+        figure = Explorer("t", {"a": [1]}, lambda a, v=value: Frame(readouts={"far": v}))
+        assert "<dt>far</dt><dd>diverged</dd>" in figure._repr_html_()
+
+
 def test_equal_scale():
     figure = Explorer("t", {"a": [1]}, lambda a: Frame(lines={"x": [[0, 0], [3, 1]]}), equal=True)
     assert figure._x[1] == pytest.approx(-figure._y[1])
@@ -179,6 +285,10 @@ def test_errors_say_what_is_missing():
         explorer(start=(0.3, "calm"))
     with pytest.raises(FedlibError, match="has no values"):
         Explorer("t", {"a": []}, {})
+    with pytest.raises(FedlibError, match="'my-toy' would be one"):
+        explorer(name="my toy")
+    with pytest.raises(FedlibError, match="same address"):
+        Explorer("t", {"a": ["b c", "b-c"]}, lambda a: Frame())
     with pytest.raises(FedlibError, match="same readouts"):
         Explorer("t", {"a": [1, 2]}, lambda a: Frame(readouts={str(a): a}))
 
@@ -190,34 +300,172 @@ def test_script_parses(page, tmp_path):
     subprocess.run(["node", "--check", str(file)], check=True)
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not shutil.which("chromium"), reason="needs chromium")
-def test_browser_draws_what_python_draws(tmp_path):
-    figure = explorer()
-    move = """<script>
-    const [a, b] = document.querySelectorAll("input,select");
-    a.value = 2; b.value = 1; b.dispatchEvent(new Event("input"));</script>"""
-    file = tmp_path / "page.html"
-    other = explorer("Another")._repr_html_()
-    file.write_text(f"<!doctype html><meta charset=utf-8>{figure._repr_html_()}{other}{move}")
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--dump-dom"]
-    flags += ["--disable-background-networking", "--disable-sync", f"--user-data-dir={tmp_path}/u"]
-    done = subprocess.run(
-        ["chromium", *flags, file.as_uri()], capture_output=True, text=True, timeout=60
+@pytest.mark.parametrize(
+    ("link", "leads"),
+    [
+        ("#a-b", True),
+        ("#a-b:rate-γ=0.5", True),
+        ("#a-b:rate-γ=0.5&kind=calm", True),
+        ("page.html#a-b:rate-%CE%B3=0.5&amp;kind=calm", True),
+        ("#b-a:rate-γ=0.5", False),
+        ("#a-b:rate=0.5", False),
+        ("#a-b:rate-γ=0.3", False),
+        ("#a-b:rate-γ=0.5&kind=odd", False),
+        ("#a-b:", False),
+        ("other.html#a-b:rate-γ=0.5", False),
+    ],
+)
+def test_the_link_check_knows_figures_controls_and_values(link, leads, tmp_path):
+    (tmp_path / "other.html").write_text("<p id=other></p>")
+    figure = explorer()._repr_html_()
+    (tmp_path / "page.html").write_text(f'<a href="{link}">x</a>{figure}', "utf-8")
+    wrong = [] if leads else [f"page.html: {unescape(link)} leads to no such place on that page"]
+    assert build.check_links(tmp_path) == wrong
+
+
+# --- in a browser ---------------------------------------------------------------------------
+
+DRAWN = """[...document.querySelectorAll(".fedx")].map(root =>
+  [...root.querySelectorAll("svg[role=img] path")]
+    .filter(path => /^fedx-[lmhk]$/.test(path.className.baseVal) && !path.closest(".fedx-o"))
+    .map(path => path.getAttribute("d")))"""
+MOVE = """(([k, value]) => {
+  const control = document.querySelectorAll("input,select")[k];
+  control.value = value;
+  control.dispatchEvent(new Event("input"));
+})(%s)"""
+
+
+LINKS = [
+    "a-b:rate-γ=0.2&amp;kind=calm",
+    "a-b:kind=script-b-wild",
+    "a-b:rate-γ=0.3",
+    "a-b:rate-γ=0.5&amp;kind=odd",
+    "another:rate-γ=0.5",
+]
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[browser.Browser]:
+    if browser.find() is None:
+        pytest.skip("needs chromium")
+    with browser.chromium() as program:
+        yield program
+
+
+@pytest.fixture
+def tab(chromium, tmp_path) -> Iterator[browser.Page]:
+    """A page with two figures in which nothing has been moved yet."""
+    figures = explorer()._repr_html_() + explorer("Another")._repr_html_()
+    figures += (
+        named()._repr_html_()
+        + "<p style='height:4000px'></p>"
+        + "".join(f'<a href="#{to}">{to}</a> ' for to in LINKS)
     )
-    moved, still = done.stdout.split('<div class="fedx ')[1:]
-    want = figure.drawing(RATES[2], KINDS[1])
-    assert_drawn(moved, want[4:] + want[:4])  # the strip stands above the axes
-    want = figure.drawing(*figure.start)
-    assert_drawn(still, want[4:] + want[:4])  # the other figure did not move
-    assert ">0.167</dd>" in moved
-    assert 'aria-valuetext="0.5"' in moved
+    file = tmp_path / "page.html"
+    file.write_text(f"<!doctype html><meta charset=utf-8>{figures}")
+    page = chromium.open()
+    page.show(file.as_uri())
+    yield page
+    assert page.complaints == []
+    page.close()
 
 
-def assert_drawn(page: str, want: list[str]) -> None:
-    """The paths in the picture are the wanted ones, up to one unit in the last place."""
-    drawing = page[page.index('role="img"') : page.index('class="fedx-e"')]
-    got = re.findall(r'<path class="fedx-[lmhk]"[^>]*? d="([^"]*)"', drawing)
+def in_order(figure: Explorer, *values: object) -> list[str]:
+    paths = figure.drawing(*values)
+    return paths[4:] + paths[:4]  # the strip stands above the axes
+
+
+@pytest.mark.slow
+def test_browser_draws_what_python_draws(tab):
+    tab.evaluate(MOVE % [0, 2])
+    tab.evaluate(MOVE % [1, 1])
+    moved, still, _ = tab.evaluate(DRAWN)
+    assert_drawn(moved, in_order(explorer(), RATES[2], KINDS[1]))
+    assert_drawn(still, in_order(explorer(), *explorer().start))  # the other did not move
+    assert tab.evaluate("document.querySelector('dd').textContent") == "0.167"
+    slider = "document.querySelector('input')"
+    assert tab.evaluate(f"{slider}.getAttribute('aria-valuetext')") == "0.5"
+    assert tab.evaluate("document.querySelector('.fedx .on').textContent") == "0.5"
+
+
+@pytest.mark.slow
+def test_the_line_that_stands_out_follows_the_control(tab):
+    wide = """[...document.querySelectorAll("#named .fedx-p>.fedx-l")].map(e =>
+      getComputedStyle(e).strokeWidth)"""
+    assert tab.evaluate(wide) == ["2px", "4px", "2px"]
+    tab.evaluate(MOVE % [5, 0])
+    assert tab.evaluate(wide) == ["4px", "2px", "2px"]
+    faint = "getComputedStyle(document.querySelectorAll('#named .fedx-o path')[1]).strokeWidth"
+    assert tab.evaluate(faint) == "1px"
+
+
+@pytest.mark.slow
+def test_controls_are_easy_to_hit(tab):
+    sizes = "[...document.querySelectorAll('input,select')].map(e => e.getBoundingClientRect())"
+    boxes = tab.evaluate(f"{sizes}.map(b => [b.x, b.y, b.width, b.height])")
+    assert all(height >= 24 for *_, height in boxes)
+    x, y, wide, high = boxes[0]
+    for share, value in ((0.98, "2"), (0.5, "1")):  # at the upper border, far from the thumb
+        at = {"x": x + share * wide, "y": y + 1.5, "button": "left", "clickCount": 1}
+        tab.call("Input.dispatchMouseEvent", type="mousePressed", **at)
+        tab.call("Input.dispatchMouseEvent", type="mouseReleased", **at)
+        assert tab.evaluate("document.querySelector('input').value") == value
+
+
+@pytest.mark.slow
+def test_the_lines_before_a_change_stay_as_a_ghost_on_the_screen(tab):
+    ghost = "[...document.querySelectorAll('.fedx-o path')].map(e => e.getAttribute('d'))"
+    assert tab.evaluate(ghost) == []
+    tab.evaluate(MOVE % [0, 1])
+    assert_drawn(tab.evaluate(ghost), [explorer().drawing(RATES[0], KINDS[0])[0], ""])
+    tab.evaluate(MOVE % [0, 1])  # no change, the ghost stays
+    assert_drawn(tab.evaluate(ghost), [explorer().drawing(RATES[0], KINDS[0])[0], ""])
+    tab.evaluate(MOVE % [0, 2])
+    assert_drawn(tab.evaluate(ghost), [explorer().drawing(RATES[1], KINDS[0])[0], ""])
+    shown = "getComputedStyle(document.querySelector('.fedx-o')).display"
+    assert tab.evaluate(shown) != "none"
+    tab.call("Emulation.setEmulatedMedia", media="print")
+    assert tab.evaluate(shown) == "none"
+
+
+@pytest.mark.slow
+def test_a_link_in_prose_sets_the_figure_and_leads_to_it(tab):
+    def click(k: int) -> list[str]:
+        script = f"""(async () => {{
+          document.querySelectorAll("p ~ a")[{k}].click();
+          await new Promise(done => setTimeout(done, 50));
+          const all = [...document.querySelectorAll("input,select")];
+          return all.slice(0, 4).map(e => e.value);
+        }})()"""
+        return tab.evaluate(script)
+
+    top = "document.querySelector('.fedx').getBoundingClientRect().top"
+    tab.evaluate("scrollTo(0, 4000)")
+    assert click(0) == ["1", "0", "0", "0"]
+    assert abs(tab.evaluate(top)) < 20
+    assert tab.evaluate("document.activeElement.tagName") == "SELECT"
+    assert_drawn(tab.evaluate(DRAWN)[0], in_order(explorer(), RATES[1], KINDS[0]))
+    assert click(1) == ["1", "1", "0", "0"]  # the other control stays
+    assert click(2) == click(3) == ["1", "1", "0", "0"]  # values that do not exist
+    assert click(4) == ["1", "1", "2", "0"]
+    tab.evaluate(MOVE % [2, 0])
+    assert click(4) == ["1", "1", "2", "0"]  # the same link once more
+    tab.evaluate("history.go(-4)")
+    tab.evaluate("new Promise(done => setTimeout(done, 200))")
+    assert tab.evaluate("document.querySelectorAll('select')[0].value") == "0"  # and back
+
+
+@pytest.mark.slow
+def test_a_page_opened_with_a_setting_shows_it(tab):
+    address = tab.evaluate("location.href")
+    tab.show("about:blank")
+    tab.show(f"{address}#a-b:rate-%CE%B3=0.5&kind=calm")
+    assert_drawn(tab.evaluate(DRAWN)[0], in_order(explorer(), RATES[2], KINDS[0]))
+
+
+def assert_drawn(got: list[str], want: list[str]) -> None:
+    """The paths are the wanted ones, up to one unit in the last place."""
     numbers = r"-?\d*\.?\d+"
     for mine, theirs in zip(want, got, strict=True):
         assert re.sub(numbers, "", mine) == re.sub(numbers, "", theirs)

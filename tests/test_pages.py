@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import shutil
 
@@ -11,6 +12,14 @@ import pytest
 from fedlib import paths
 from fedlib.errors import FedlibError
 from fedlib.evidence import claims, records
+
+
+@pytest.fixture(scope="module", autouse=True)
+def judged_once():
+    """Judge each paper once: several pages show the same verdicts."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(claims, "judge", functools.cache(claims.judge))
+        yield
 
 
 @pytest.fixture

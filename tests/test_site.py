@@ -10,6 +10,7 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from html import unescape
+from importlib import resources
 from pathlib import Path
 
 import browser
@@ -335,4 +336,88 @@ def test_the_keyboard_passes_formulas_by(page, visits):
 def test_paper_shows_what_is_folded_and_cuts_no_code(page, visits):
     state = visits[page, "print", PAPER].state
     assert state["folded"] == 0
-    assert [text for text in state["cut"] if "\\" not in text and "=" not in text[:0]] == []
+    assert state["cut"] == []
+
+
+@every_page
+def test_no_page_loads_what_it_does_not_use(page, html):
+    text = (html / f"{page}.html").read_text("utf-8")
+    assert not re.search(r"<script [^>]*fontawesome|thebe", text)
+    assert ("/mathjax/" in text) == bool(re.search(r'class="[^"]*\b(math|text_latex)\b', text))
+
+
+def test_a_verdict_s_address_shows_its_claims_alone(html, judged):
+    if browser.find() is None:
+        pytest.skip("no Chromium found: install one, or name it in CHROMIUM")
+    rows = [row for found in judged.values() for row in found]
+    seen = """[...document.querySelectorAll(".claim")].filter(e => e.getClientRects().length)
+      .map(e => e.id)"""
+    with browser.chromium() as chromium:
+        tab = chromium.open()
+        for verdict in ("not reproduced", "mixed"):
+            place = f"#only-{verdict.replace(' ', '-')}"
+            assert place in (html / "book" / "index.html").read_text("utf-8")
+            tab.show((html / "book" / "scoreboard.html").as_uri() + place)
+            asked = [row["id"].lower() for row in rows if row["verdict"] == verdict]
+            assert tab.evaluate(seen) == asked
+            tab.evaluate("location.hash = '#only-all'")
+        assert len(tab.evaluate(seen)) == len(rows)
+
+
+def test_names_in_code_and_prose_lead_to_the_api_and_its_modules_to_pages(html):
+    build_page = (html / "notebooks" / "03_hierarchy" / "2_build.html").read_text("utf-8")
+    place = r'href="../../book/api.html#fedlib.papers.hierarchy.algorithm.HierarchicalSGD"'
+    assert re.search(
+        rf'<a class="code-name" {place}><span class="n">HierarchicalSGD</span>', build_page
+    )
+    front = (html / "notebooks" / "07_beyond" / "1_amplified_merges.html").read_text("utf-8")
+    assert re.search(rf"<a [^>]*{place}[^>]*>\s*<code", front)
+    api = (html / "book" / "api.html").read_text("utf-8")
+    section = api[api.index('id="module-fedlib.papers.hierarchy.algorithm"') :]
+    users = section[section.index("On the pages") :].split("</p>")[0]
+    assert "../notebooks/03_hierarchy/2_build.html" in users
+    assert "../notebooks/01_foundations/2_splitting_data.html" not in users
+
+
+def test_a_figure_s_record_leads_to_its_manifest(html):
+    page = (html / "notebooks" / "02_participation" / "3_reproduce.html").read_text("utf-8")
+    linked = re.findall(r'href="[^"]*/blob/main/(data/papers/[^"]+)">([^<]+)</a>', page)
+    assert len(linked) >= 5
+    for file, name in linked:
+        assert file.endswith(f"/{name}.json") and (build.ROOT / file).is_file()
+
+
+@pytest.mark.parametrize("page", ["book/index", "notebooks/03_hierarchy/1_derive"])
+def test_a_page_offers_its_source_and_says_when_it_changed(page, html):
+    text = (html / f"{page}.html").read_text("utf-8")
+    assert f"/edit/main/{page}." in text
+    assert (
+        re.search(r"Last updated[^<]*\b20\d\d-\d\d-\d\d", text)
+        or not (build.ROOT / ".git").exists()
+    )
+    if page.startswith("notebooks"):
+        assert "https://mybinder.org/v2/gh/" in text
+
+
+KINDS = (  # one page of each kind
+    *("book/index", "book/glossary", "book/guides/run_batches", "book/errata"),
+    *("notebooks/02_participation/2_build", "notebooks/07_beyond/1_amplified_merges"),
+)
+AXE = """(async () => {
+  const found = await axe.run(document, {resultTypes: ["violations"]});
+  return found.violations.filter(v => ["serious", "critical"].includes(v.impact)).map(v =>
+    v.id + ": " + v.nodes.slice(0, 3).map(n => n.html.slice(0, 120)).join(" ; "));
+})()"""
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("page", KINDS)
+def test_axe_finds_nothing_serious(page, dark, html):
+    if browser.find() is None:
+        pytest.skip("no Chromium found: install one, or name it in CHROMIUM")
+    script = resources.files("axe_core_python").joinpath("axe.min.js").read_text("utf-8")
+    with browser.chromium() as chromium:
+        tab = chromium.open()
+        tab.show((html / f"{page}.html").as_uri(), dark=dark)
+        tab.evaluate(script + "; true")
+        assert tab.evaluate(AXE) == []

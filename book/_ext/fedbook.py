@@ -359,28 +359,24 @@ def mark_told(app: Sphinx, doctree: nodes.document) -> None:
             if lines and all(pattern.match(line) for line in lines):
                 block["classes"].append(name)
                 if name == "provenance" and "cell_output" in block.parent.get("classes", []):
-                    block.parent.append(block.parent.pop(block.parent.index(block)))
-                    link_records(app, block)
+                    home = block.parent
+                    home.remove(block)
+                    home += [_to_record(app, line) for line in lines]
 
 
-def link_records(app: Sphinx, block: nodes.literal_block) -> None:
-    """Link the name of a record to its manifest in the repository."""
+def _to_record(app: Sphinx, line: str) -> nodes.paragraph:
+    """Return a line on where numbers come from; the record's name leads to its manifest."""
     chapter = Path(app.env.docname).parent.name
-    home = next((h for h in papers().values() if about(h).get("chapter") == chapter), None)
-    if home is None or not isinstance(block[0], nodes.Text):
-        return
-    parts: list[nodes.Node] = []
-    told = re.split(r"(?<=Record )(\S+?\.(?:smoke|quick|paper))\b", block.astext())
-    for i, part in enumerate(told):
+    (home,) = (h for h in papers().values() if about(h).get("chapter") == chapter)
+    told = nodes.paragraph(classes=["provenance"])
+    for part in re.split(r"(?<=Record )(\S+?\.(?:smoke|quick|paper))\b", line):
         file = home / "results" / f"{part}.json"
-        if i % 2 and file.is_file():
+        if file.is_file():
             url = _in_repository(app.config, f"data/papers/{home.name}/results/{file.name}")
-            parts.append(nodes.reference("", part, refuri=url))
+            told += nodes.reference("", part, refuri=url)
         else:
-            parts.append(nodes.Text(part))
-    block.children.clear()
-    block.extend(parts)
-    block["classes"].append("provenance")
+            told += nodes.Text(part)
+    return told
 
 
 def note_names(app: Sphinx, doctree: nodes.document) -> None:

@@ -1,6 +1,6 @@
 """A figure with controls that needs no kernel and no network.
 
-Every state is computed beforehand and travels as rounded numbers inside the figure; some forty
+Every state is computed beforehand and travels as rounded numbers inside the figure; some sixty
 lines of JavaScript only pick one and draw it. The first state is drawn here, in Python, so the
 figure is complete on paper and where scripts do not run. Nothing of Jupyter is imported.
 """
@@ -8,13 +8,13 @@ figure is complete on paper and where scripts do not run. Nothing of Jupyter is 
 from __future__ import annotations
 
 import functools
-import hashlib
 import html
 import itertools
 import json
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import resources
 
 import numpy as np
@@ -28,6 +28,8 @@ Pairs = Sequence[Sequence[float]] | np.ndarray
 
 WIDTH, LEFT, RIGHT, TOP, BOTTOM = 480, 78, 22, 8, 58  # user units of the drawing
 INNER = WIDTH - LEFT - RIGHT
+GONE = "goes on outside"
+ROOM = 38  # characters below the narrowest slider, two between neighbours
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,9 @@ class Frame:
     Attributes
     ----------
     lines
-        Name to points ``[K, 2]`` (x, y), joined by a line; NaN breaks it.
+        Name to points ``[K, 2]`` (x, y), joined by a line. NaN breaks it; a line that does not
+        come back from NaN in y, from infinity or from beyond the limits ends at a cross. A line
+        named as a control's value is drawn thicker while that value is chosen.
     points
         Name to points ``[K, 2]``, markers only.
     strip
@@ -45,7 +49,8 @@ class Frame:
     cuts
         Columns of the strip at which a thin vertical rule stands.
     readouts
-        Name to a number or a short text, shown below and read out after every change.
+        Name to a number or a short text, shown below and read out after every change. A number
+        that is not finite reads "diverged"; what has diverged is for the author to say.
     """
 
     lines: Mapping[str, Pairs] = field(default_factory=dict)
@@ -59,8 +64,8 @@ class Frame:
 class Explorer:
     """A figure of precomputed frames, one for every combination of its controls.
 
-    A control with three or more numbers is a slider, any other one a list to choose from. Put an
-    explorer on the last line of a notebook cell to show it.
+    A control with three or more numbers is a slider with a tick for every value, any other one a
+    list to choose from. Put an explorer on the last line of a notebook cell to show it.
 
     Attributes
     ----------
@@ -76,7 +81,8 @@ class Explorer:
     xlim, ylim
         Fixed limits; what lies outside is cut off. Taken from all frames by default.
     xlog, ylog
-        Logarithmic axes.
+        Logarithmic axes. An exact zero stands at the lower border, which then lies a little
+        below the limit and has a tick of its own; what is negative is left out.
     equal
         Same scale on both axes; the limits are widened as needed.
     styles
@@ -88,11 +94,19 @@ class Explorer:
         The values shown first; the first of each control by default.
     description
         What is drawn, in a sentence, for readers who do not see it.
+    name
+        The figure's address on its page; made from the title by default. A link to ``#NAME``
+        leads to the figure, one to ``#NAME:LABEL=VALUE`` also sets that control, as the slider
+        shows the value and with hyphens for blanks (several settings are joined by ``&``). In
+        Markdown it is an HTML link, ``<a href="#toy:interval-P=3&amp;local-rate-γ=0.5">P = 3</a>``,
+        since Markdown's own links want a heading there.
 
     Raises
     ------
     FedlibError
-        If a control has no value, if a frame is missing, or if frames differ in their readouts
+        If the name holds other signs than letters, digits, ``.``, ``+``, ``-`` and ``_``,
+        if two values of a control would have the same address,
+        if a control has no value, if a frame is missing, or if frames differ in their readouts
         or in the shape of their strip.
     """
 
@@ -111,8 +125,21 @@ class Explorer:
     strip_label: str = "round"
     start: tuple | None = None
     description: str = ""
+    name: str = ""
 
     def __post_init__(self) -> None:
+        self.name = self.name or _slug(self.title).lower()
+        if self.name != _slug(self.name):
+            raise FedlibError(
+                f"name='{self.name}' is no address; '{_slug(self.name)}' would be one."
+            )
+        self._ids = {
+            label: [f"{self.name}:{_slug(label)}={_slug(_value(v))}" for v in values]
+            for label, values in self.controls.items()
+        }
+        for label, ids in self._ids.items():
+            if len(set(ids)) < len(ids):
+                raise FedlibError(f"Two values of '{label}' have the same address, of {ids}.")
         self._states = _states(self.controls, self.frames)
         keys, frames = list(self._states), list(self._states.values())
         self.start = keys[0] if self.start is None else tuple(self.start)
@@ -132,12 +159,17 @@ class Explorer:
         self._height = 372 if self.equal else 250
         if self.equal:
             xlim, ylim = _equal(xlim, ylim, INNER, self._height)
+        xlim, self._xticks = _with_zero(xlim, self.xlog, cloud[:, 0])
+        ylim, self._yticks = _with_zero(ylim, self.ylog, cloud[:, 1])
         self._x = _scale(xlim, self.xlog, 0, INNER)
         self._y = _scale(ylim, self.ylog, self._height, 0)
         self._span = (xlim, ylim)
+        exits = [[at for line in f.lines.values() for at in self._exit(line)] for f in frames]
+        if any(exits):
+            pairs = zip(frames, exits, strict=True)
+            frames = [replace(f, points={**f.points, GONE: at}) for f, at in pairs]
+            self._series.append((GONE, False, Style(GONE, "currentColor", "X")))
         self._data = self._pack(frames)
-        text = json.dumps([self.title, list(self.controls), self._data], sort_keys=True)
-        self.id = "fedx-" + hashlib.sha256(text.encode()).hexdigest()[:8]
 
     # --- data -------------------------------------------------------------------------------
 
@@ -172,13 +204,42 @@ class Explorer:
         flat = []
         for pair in np.asarray(points, float).reshape(-1, 2):
             for v, (low, high), log in zip(pair, self._span, (self.xlog, self.ylog), strict=True):
-                if not math.isfinite(v) or (log and v <= 0):
+                if math.isnan(v) or (log and v < 0):
                     flat.append(None)
+                elif log and v == 0:
+                    flat.append(_short(float(f"{low:.4g}")))
+                elif math.isinf(v):
+                    flat.append(math.copysign(1e300, v))
                 elif log:
                     flat.append(_short(float(f"{v:.4g}")))
                 else:
                     flat.append(_short(round(float(v), 4 - math.floor(math.log10(high - low)))))
         return flat
+
+    def _exit(self, line: Pairs) -> list[tuple[float, float]]:
+        """Where a line leaves the picture for good; nothing if it does not, or never was inside.
+
+        It has left if its last point lies beyond the limits or is not finite. Points beyond the
+        right or left limit say nothing if x is a clock (not ``equal``), nor does a fall towards
+        zero on a logarithmic axis. The place is where it crosses the border, or its last point
+        before NaN.
+        """
+        x, y = np.asarray(line, float).reshape(-1, 2).T
+        at = np.stack([_units(self._x, x), _units(self._y, y)], axis=1)[~np.isnan(x)]
+        size = np.array([INNER, self._height])
+        far = size * [1, math.inf if self.ylog else 1]
+        if not self.equal:
+            at = at[~((at[:, 0] < 0) | (at[:, 0] > INNER))]
+        inside = ((at >= 0) & (at <= far)).all(1)
+        if not inside.any() or inside[-1]:
+            return []
+        k = np.flatnonzero(inside)[-1]
+        here, step = at[k], at[k + 1] - at[k]
+        if not np.isnan(step).any():
+            moves = step != 0
+            here = here + step * np.min((np.where(step > 0, size, 0) - here)[moves] / step[moves])
+        here = np.clip(here, 6, size - 6)
+        return [(_value_at(self._x, here[0]), _value_at(self._y, here[1]))]
 
     def drawing(self, *values: object) -> list[str]:
         """The SVG paths at one setting: line and markers of each series, strip levels, cuts."""
@@ -210,9 +271,10 @@ class Explorer:
         data = data.replace("<", "\\u003c")  # so that no text can close the script element
         return "".join(
             [
-                f'<div class="fedx mathjax_ignore tex2jax_ignore" id="{self.id}" role="group" ',
-                f'aria-labelledby="{self.id}-t"><style>{_file("css")}</style>',
-                f'<p class="fedx-t" id="{self.id}-t">{html.escape(self.title)}</p>',
+                f'<div class="fedx mathjax_ignore tex2jax_ignore" id="{self.name}" role="group" ',
+                f'aria-labelledby="{self.name}-t"><style>{_file("css")}</style>',
+                f'<p class="fedx-t"><span id="{self.name}-t">{html.escape(self.title)}</span> ',
+                f'<a href="#{self.name}" aria-label="Link to this figure">#</a></p>',
                 self._controls(),
                 self._svg(),
                 self._legend(),
@@ -220,24 +282,32 @@ class Explorer:
                 f"<noscript><p>Shown: {html.escape(self._setting())}. ",
                 "The other settings need JavaScript.</p></noscript>",
                 f'<script type="application/json">{data}</script>',
-                f"<script>{_file('js').replace('#ID', '#' + self.id)}</script></div>",
+                f"<script>{_file('js').replace('NAME', self.name)}</script></div>",
             ]
         )
 
     def _controls(self) -> str:
         out = ['<div class="fedx-c" hidden>']
         for k, (name, values) in enumerate(self.controls.items()):
-            ref, at = f"{self.id}-{k}", list(values).index(self.start[k])
+            ref, at = f"{self.name}-{k}", list(values).index(self.start[k])
+            texts = [html.escape(_value(v)) for v in values]
+            ids = self._ids[name]
             out.append(f'<div><label for="{ref}">{html.escape(name)}</label>')
             if len(values) > 2 and all(isinstance(v, (int, float)) for v in values):
+                told = _told(texts)
+                ticks = (
+                    f'<span id="{ids[i]}">{t if i in told else ""}</span>'
+                    for i, t in enumerate(texts)
+                )
                 out.append(
-                    f'<input type="range" id="{ref}" min="0" max="{len(values) - 1}" value="{at}" '
-                    f'autocomplete="off"><output for="{ref}">{_value(values[at])}</output></div>'
+                    f'<output for="{ref}">{texts[at]}</output><input type="range" id="{ref}" '
+                    f'min="0" max="{len(values) - 1}" value="{at}" autocomplete="off">'
+                    f'<div class="fedx-v" aria-hidden="true">{"".join(ticks)}</div></div>'
                 )
                 continue
             options = (
-                f'<option value="{i}"{" selected" * (i == at)}>{html.escape(_value(v))}</option>'
-                for i, v in enumerate(values)
+                f'<option id="{ids[i]}" value="{i}"{" selected" * (i == at)}>{t}</option>'
+                for i, t in enumerate(texts)
             )
             out.append(f'<select id="{ref}" autocomplete="off">{"".join(options)}</select></div>')
         return "".join(out) + "</div>"
@@ -266,25 +336,34 @@ class Explorer:
 
     def _panel(self, paths: list[str], y: float) -> str:
         """Axes, ticks and the traces, cut at the border."""
-        high, (xlim, ylim) = self._height, self._span
+        high = self._height
         out = [f'<g transform="translate({LEFT} {y})">']
         grid = ""
-        for v in _ticks(xlim, self.xlog):
+        for v, text in self._xticks:
             at = _place(self._x, v)
             grid += f"M{at} 0v{high}"
-            out.append(_label(at, high + 21, _tick(v, self.xlog)))
-        for v in _ticks(ylim, self.ylog):
+            out.append(_label(at, high + 21, text))
+        for v, text in self._yticks:
             at = _place(self._y, v)
             grid += f"M0 {at}h{INNER}"
-            out.append(_label(-6, at, _tick(v, self.ylog), "y"))
+            out.append(_label(-6, at, text, "y"))
         out.append(f'<path class="fedx-g" d="{grid}"/>')
         out.append(f'<path class="fedx-a" d="M0 0V{high}H{INNER}"/>')
         out.append(f'<svg class="fedx-p" width="{INNER}" height="{high}" overflow="hidden">')
-        for k, (_, _, s) in enumerate(self._series):
-            ink = _ink(s)
+        out.append('<g class="fedx-o"></g>')  # the lines before the last change, by the script
+        for k, (name, _, s) in enumerate(self._series):
+            ink = _ink(s) + self._chosen(name)
             out.append(f'<path class="fedx-l"{ink} d="{paths[2 * k]}"/>')
             out.append(f'<path class="fedx-m" fill="{s.color}" d="{paths[2 * k + 1]}"/>')
         return "".join(out) + "</svg>" + self._names(high, self.xlabel, self.ylabel) + "</g>"
+
+    def _chosen(self, name: str) -> str:
+        """Which control and value a line is named after, and whether that is the start."""
+        for k, values in enumerate(self.controls.values()):
+            if name in list(values):
+                on = ' data-on=""' if name == self.start[k] else ""
+                return f' data-c="{k},{list(values).index(name)}"{on}'
+        return ""
 
     def _strip(self, paths: list[str], y: float) -> tuple[str, float]:
         """The heat strip with its row names and its axis; also its depth."""
@@ -373,6 +452,15 @@ def _equal(xlim: tuple, ylim: tuple, wide: float, high: float) -> tuple[tuple, t
     return tuple((m - half, m + half) for m, half in middle)
 
 
+def _with_zero(limits: tuple, log: bool, values: np.ndarray) -> tuple[tuple, list]:
+    """Limits with room for zero on a logarithmic axis that needs it, and ticks with their words."""
+    ticks = [(v, _tick(v, log)) for v in _ticks(limits, log)]
+    if log and (values == 0).any():
+        low = float(f"{limits[0] * (limits[0] / limits[1]) ** 0.1:.4g}")
+        return (low, limits[1]), [(low, "0"), *ticks]
+    return limits, ticks
+
+
 def _scale(limits: tuple[float, float], log: bool, start: float, stop: float) -> tuple:
     """Offset, factor and kind of a map from data to user units."""
     low, high = np.log10(limits) if log else limits
@@ -380,10 +468,22 @@ def _scale(limits: tuple[float, float], log: bool, start: float, stop: float) ->
     return float(f"{start - factor * low:.7g}"), float(f"{factor:.7g}"), int(log)
 
 
-def _place(scale: tuple, v: float) -> str:
+def _units(scale: tuple, v: np.ndarray | float) -> np.ndarray:
+    """From data to user units; what is far outside, or infinite, comes to 9000."""
     offset, factor, log = scale
-    at = offset + factor * (math.log10(v) if log else v)
-    return f"{max(-9000.0, min(9000.0, at)):.1f}"
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.clip(offset + factor * (np.log10(v) if log else np.asarray(v)), -9000, 9000)
+
+
+def _value_at(scale: tuple, at: float) -> float:
+    """From user units to data."""
+    offset, factor, log = scale
+    v = (at - offset) / factor
+    return 10**v if log else v
+
+
+def _place(scale: tuple, v: float) -> str:
+    return f"{_units(scale, v):.1f}"
 
 
 def _trace(flat: list, x: tuple, y: tuple, mark: str = "") -> str:
@@ -436,13 +536,32 @@ def _tick(v: float, log: bool) -> str:
 
 def _value(v: object) -> str:
     """A control's value or a tick in words."""
+    if isinstance(v, int):
+        return str(v).replace("-", "−")
     return f"{v:g}".replace("-", "−") if isinstance(v, (int, float)) else str(v)
+
+
+def _slug(text: str) -> str:
+    """Words as a part of an address."""
+    return "-".join(re.findall(r"[\w.+-]+", text.replace("−", "-")))
+
+
+def _told(texts: list[str]) -> set[int]:
+    """Which ticks of a slider carry their value: all, or first, last and as many as have room."""
+    last = len(texts) - 1
+    for step in range(1, last + 1):
+        told = {*range(0, last - step + 1, step), last}
+        if sum(len(texts[i]) + 2 for i in told) <= ROOM:
+            break
+    return told
 
 
 def _text(v: object) -> str:
     """A readout in words: three significant figures."""
     if isinstance(v, (bool, str)) or not isinstance(v, (int, float, np.number)):
         return str(v)
+    if not math.isfinite(v):
+        return "diverged"
     if isinstance(v, (int, np.integer)) or 1000 <= abs(v) < 1e7:
         return f"{v:.0f}".replace("-", "−")
     number, _, power = f"{v:.3g}".partition("e")
