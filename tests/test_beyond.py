@@ -9,15 +9,18 @@ from numpy.testing import assert_allclose
 
 from fedlib.engine import models
 from fedlib.engine.data import FederatedDataset
+from fedlib.engine.draws import draw_one
 from fedlib.engine.simulation import simulate
 from fedlib.engine.tasks import Task
 from fedlib.errors import FedlibError
-from fedlib.papers.beyond import AmplifiedHierarchicalSGD
+from fedlib.papers.beyond import AmplifiedHierarchicalSGD, study
 from fedlib.papers.beyond.study import build_algorithm
 from fedlib.papers.hierarchy import HierarchicalSGD
+from fedlib.papers.job import Job
 from fedlib.papers.participation import GeneralizedFedAvg
 from fedlib.population.delays import Deterministic, ShiftedExponential
 from fedlib.population.participation import Full
+from fedlib.schema import conform
 
 ONE, QUICK = Deterministic(1.0), ShiftedExponential(0.5, 0.5)
 SERVER = ShiftedExponential(2.0, 1.0)
@@ -47,24 +50,29 @@ def test_without_amplification_it_is_hierarchical_sgd_bit_for_bit():
         assert torch.equal(a.x, b.x) and torch.equal(a.y, b.y) and a.clock == b.clock
 
 
-def test_amplification_by_the_number_of_iterations_is_the_merge_of_fednova():
-    settings = ((2, 4), 0.3, 3.5, 40.0, ONE, ONE, 2)
+@pytest.mark.parametrize(
+    ("local", "counts"),
+    [(ONE, [4, 4]), ((ONE, Deterministic(2.0)), [4, 2])],
+    ids=["equal counts", "others"],
+)
+def test_amplification_by_the_mean_count_is_the_merge_of_fednova(local, counts):
+    settings = ((2, 4), 0.3, 3.5, 40.0, local, ONE, 2)
     nova, task = HierarchicalSGD(*settings, merge="nova"), task_of()
     (line,) = nova.timelines((3,))
-    c = line.counts[0, 0]
-    assert c > 1 and (line.counts == c).all()
-    amplified = AmplifiedHierarchicalSGD(*settings, amplify=float(c))
+    assert (line.counts == counts).all()
+    c = (2 * counts[0] + 4 * counts[1]) / 6
+    amplified = AmplifiedHierarchicalSGD(*settings, amplify=c)
     for a, b in zip(states(nova, task, 5), states(amplified, task, 5), strict=True):
         assert_allclose(a.x, b.x, atol=1e-12)
     other = states(replace(amplified, amplify=c + 1.0), task, 5)[-1]
     assert abs(other.x - b.x).max() > 1e-3
 
 
-@pytest.mark.parametrize("interval", [1, 3])
-def test_with_one_iteration_a_round_it_is_generalized_fedavg_of_all_clients(interval):
+@pytest.mark.parametrize(("groups", "interval"), [((3, 3), 1), ((2, 4), 3)])
+def test_with_one_iteration_a_round_it_is_generalized_fedavg_of_all_clients(groups, interval):
     task = task_of()
     amplified = AmplifiedHierarchicalSGD(
-        (3, 3), 0.2, 0.0, 100.0, QUICK, SERVER, 2, amplify=2.5, interval=interval
+        groups, 0.2, 0.0, 100.0, QUICK, SERVER, 2, amplify=2.5, interval=interval
     )
     whole = GeneralizedFedAvg(Full(6), 0.2, 2.5, interval, 1, 2)
     for a, b in zip(states(amplified, task, 7), states(whole, task, 7), strict=True):
@@ -88,6 +96,17 @@ def test_an_interval_counts_its_movement_eta_times_by_hand():
         at.append(x.x)
     for hand, state in zip(at, states(amplified, task, 5), strict=True):
         assert_allclose(state.x, hand, atol=1e-13)
+
+
+def test_a_round_makes_the_draws_it_is_given_and_tells_what_its_groups_did():
+    task, settings = task_of(), ((2, 4), 0.3, 4.0, 60.0, QUICK, SERVER, 2)
+    plain, amplified = HierarchicalSGD(*settings), AmplifiedHierarchicalSGD(*settings, amplify=3.0)
+    x = task.init((3,))
+    other = draw_one(plain, plain.init(task, (8,), x), task)
+    after, told = plain.round(plain.init(task, (3,), x), task, other)
+    mine, mine_told = amplified.round(amplified.init(task, (3,), x), task, other)
+    assert_allclose(mine.x, x + 3.0 * (after.x - x), atol=1e-13)
+    assert all((mine_told[name] == told[name]).all() for name in ("counts", "idle"))
 
 
 def test_runs_side_by_side_are_those_alone_and_one_that_is_over_stays():
@@ -154,3 +173,36 @@ def test_a_study_s_runs_have_factors_of_their_own():
 def test_a_study_refuses_groups_that_do_not_wait(other):
     with pytest.raises(FedlibError, match="leave out"):
         build_algorithm([run_of(amplify=2.0, **other)], 1)
+
+
+def test_a_study_s_runs_are_those_alone_and_only_factors_share_a_batch(monkeypatch):
+    runs = [dict(run="a", amplify=2.0), dict(run="b", amplify=5.0),
+            dict(run="c", amplify=5.0, interval=3), dict(run="d", merge="nova")]  # fmt: skip
+    settings = run_of(dataset="digits", split="labels", model=["softmax", 64, 10])
+
+    def trained(some):
+        frame = study.training(Job(settings | dict(runs=some), (3, 8), progress=False)).frame
+        return frame.set_index(["run", "seed", "round", "split", "metric"])["value"]
+
+    batches, build = [], study.build_algorithm
+    monkeypatch.setattr(
+        study, "build_algorithm", lambda own, n: batches.append(len(own)) or build(own, n)
+    )
+    whole = trained(runs)
+    assert batches == [2, 1, 1]
+    ends = []
+    for run in runs:
+        alone = trained([run])
+        assert_allclose(whole.loc[run["run"]], alone.loc[run["run"]], atol=1e-6)
+        ends.append(alone.loc[run["run"], 3, 5, "train", "loss"])
+    assert len({round(end, 4) for end in ends}) == 4
+    assert study.training.alike(settings) == {"seeds", "runs"}
+
+
+@pytest.mark.parametrize("wrong", [dict(amplify=0.0), dict(interval=0), dict(interval=1.5)])
+def test_settings_of_a_study_out_of_range_are_named(wrong):
+    right = run_of(dataset="digits", split="labels", model=["softmax", 64, 10])
+    right |= dict(kind="k", where="w", title="t", seeds=1)
+    conform(right | dict(amplify=2.0, interval=3), study.Amplified, "here")
+    with pytest.raises(FedlibError, match=next(iter(wrong))):
+        conform(right | wrong, study.Amplified, "here")

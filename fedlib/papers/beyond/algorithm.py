@@ -44,9 +44,9 @@ class State(algorithm.State):
 class AmplifiedHierarchicalSGD(HierarchicalSGD):
     """Hierarchical SGD whose accumulated movement is amplified once an interval.
 
-    With an amplification of 1 this is :class:`HierarchicalSGD`. With equal groups that make one
-    iteration a round it is :class:`~fedlib.papers.participation.algorithm.GeneralizedFedAvg` of all
-    clients, one local step each. Where all groups make ``c`` iterations in every round, an
+    With an amplification of 1 this is :class:`HierarchicalSGD`. With groups that make one iteration
+    a round it is :class:`~fedlib.papers.participation.algorithm.GeneralizedFedAvg` of all clients,
+    one local step each. Where the mean count ``Σ_j w_j t_j`` is ``c`` in every round, an
     amplification by ``c`` after every merge is ``merge="nova"``.
 
     Parameters

@@ -1,0 +1,65 @@
+"""The page that puts the papers side by side says what the records say."""
+
+import re
+import tomllib
+
+import build
+import pytest
+
+from fedlib import paths
+from fedlib.evidence import claims
+
+PAGE = (build.ROOT / "book" / "what_we_learned.md").read_text("utf-8")
+REF = re.compile(r"\{ref\}`([A-Z0-9]+-[\w-]+)`")
+JUDGED = {row["id"]: row for paper in claims.papers() for row in claims.judge(paper)}
+SAID = {  # what the page says of a claim as a whole
+    "proved": "GFA-C7 GFA-C8 HFL-C15 TDCD-C13",
+    "at reduced scale": "AMP-C2 AMP-C5 GFA-C1-control GFA-C2-control HFL-C3 HFL-C4 "
+    "PERM-C1 PERM-C1-control PERM-C2 PERM-C8 TDCD-C2-control VFB2-C3 VFB2-C10",
+    "not reproduced": "AMP-C4 HFL-C5 HFL-C6 PERM-C5 PERM-C6 VFB2-C3-near",
+}
+VERDICTS = {claim: verdict for verdict, named in SAID.items() for claim in named.split()}
+CHECKED = [  # what it says of some of a claim's checks, by words that they contain
+    ("GFA-C1", "amplified ends lower than wait-minibatch", "contradicted"),
+    ("GFA-C4", "runs smoother", "holds"),
+    ("HFL-C1", "never averaged", "holds"),
+    ("HFL-C2", "split between the groups: large alone over small", "undecided"),
+    ("HFL-C5", "split over clients and minibatches of two", "holds"),
+    ("PERM-C3", "at the end: PERM over perFedAvg", "holds"),
+    ("PERM-C3", "at the end: PERM over localized FedAvg", "contradicted"),
+    ("PERM-C3", "at the end: PERM over pFedMe", "contradicted"),
+    ("TDCD-C11", "N = 4 ends lower than N = 16", "contradicted"),
+    ("TDCD-C11-rate", "N = 4 ends lower than N = 16, networks as in the paper", "holds"),
+    ("TDCD-C4-control", "sooner than Q = 1", "holds"),
+    ("TDCD-C4-control", "ends below one who always says", "contradicted"),
+    ("TDCD-C6-control", "sooner than Q = 1", "contradicted"),
+    ("VFB2-C3-near", "sooner, a slow party in the synchronous run alone", "holds"),
+    ("VFB2-C8", "share of labels that a party without labels reads", "contradicted"),
+]
+
+
+def test_the_tables_name_what_the_page_names_and_all_of_it_exists():
+    pages = [home / "errata.toml" for home in paths.papers("errata.toml").values()]
+    errata = {e["id"] for page in pages for e in tomllib.loads(page.read_text("utf-8"))["erratum"]}
+    named = set(REF.findall(PAGE)) - errata
+    assert named == set(VERDICTS) | {claim for claim, _, _ in CHECKED} <= set(JUDGED)
+
+
+@pytest.mark.parametrize("claim, verdict", VERDICTS.items(), ids=VERDICTS)
+def test_a_claim_has_the_verdict_of_which_the_page_speaks(claim, verdict):
+    assert JUDGED[claim]["verdict"] == verdict
+
+
+@pytest.mark.parametrize("claim, words, outcome", CHECKED)
+def test_a_check_has_the_outcome_of_which_the_page_speaks(claim, words, outcome):
+    own = [check for check in JUDGED[claim]["checks"] if words in check["quantity"]]
+    assert {check["outcome"] for check in own} - {"no record"} == {outcome}
+
+
+def test_every_result_leads_to_its_check_and_no_number_is_typed():
+    results = re.search(r"## What held.*(?=\n## Which ideas)", PAGE, re.S)[0].strip()
+    parts = re.split(r"\n+(?=\* )|\n\n+", results)
+    for part, after in zip(parts, [*parts[1:], ""], strict=True):
+        heads = not part.startswith("* ") and after.startswith("* ")  # a line before a list
+        assert REF.search(part) or part.startswith("## ") or heads, part
+    assert not re.search(r"\d", re.sub(r"\{ref\}`.*?`|\]\(.*?\)", "", PAGE))
