@@ -1,7 +1,7 @@
 """What the book adds to Sphinx: the claims tables, the errata, and pages that stay offline.
 
-``claims-table`` and ``errata-table`` render facts that live in ``data/``, and ``install-cell`` the
-address that lives in ``_config.yml``, so that no page repeats them by hand.
+``claims-table`` and ``errata-table`` render facts that live in ``data/``, so that no page repeats
+them by hand.
 """
 
 from __future__ import annotations
@@ -315,24 +315,10 @@ class ErrataTable(Facts):
         return box
 
 
-class InstallCell(SphinxDirective):
-    """The cell that installs fedlib where it is not: its address is the one in ``_config.yml``."""
-
-    def run(self) -> list[nodes.Node]:
-        """Return the cell as a block of code."""
-        code = f"%pip install --quiet {_package(self.config)}"
-        return [nodes.literal_block(code, code, language="text")]
-
-
 def _in_repository(config: Config, file: str) -> str:
     options = config.html_theme_options
     branch = options.get("repository_branch") or "main"
     return f"{options['repository_url']}/blob/{branch}/{file}"
-
-
-def _package(config: Config) -> str:
-    options = config.html_theme_options
-    return f"git+{options['repository_url']}@{options.get('repository_branch') or 'main'}"
 
 
 def _box(name: str, *children: nodes.Node) -> nodes.container:
@@ -500,15 +486,6 @@ def _to_fact(name: str, page: str) -> addnodes.pending_xref:
                                  **options)  # fmt: skip
 
 
-def tell_colab_readers(app: Sphinx, page: str, template: str, context: dict, tree: object) -> None:
-    """Say on the Colab button what to do first: fedlib is not there."""
-    for group in context.get("header_buttons", []):
-        for button in group.get("buttons", []):
-            if "colab" in str(button.get("url", "")):
-                package = _package(app.config)
-                button["tooltip"] = f"Open in Colab; begin there with %pip install {package}"
-
-
 def date_page(app: Sphinx, page: str, template: str, context: dict, tree: object) -> None:
     """Say when a page's source was last changed, where the repository knows."""
     for source in (ROOT / f"{page}.ipynb", ROOT / f"{page}.md"):
@@ -594,13 +571,11 @@ def setup(app: Sphinx) -> dict:
     app.add_directive("claims-filter", ClaimsFilter)
     app.add_directive("claims-table", ClaimsTable)
     app.add_directive("errata-table", ErrataTable)
-    app.add_directive("install-cell", InstallCell)
     app.connect("builder-inited", add_styles)
     app.connect("autodoc-process-signature", plain_signature)
     app.connect("build-finished", lighten, priority=950)  # after what brings the files
     app.connect("doctree-read", mark_told)
     app.connect("doctree-read", link_facts)
-    app.connect("html-page-context", tell_colab_readers, priority=950)
     app.connect("html-page-context", drop_thebe_files, priority=950)
     app.connect("doctree-read", note_names)
     app.connect("doctree-resolved", link_names)
