@@ -255,6 +255,7 @@ ON_A_CPU = {  # no data set: a toy, clocks, arithmetic, a small problem; or no l
         "theorem",
     ],
     "vertical": catalogue.names("vertical"),  # events one by one
+    "beyond": [],
 }
 
 
