@@ -10,7 +10,7 @@ from pathlib import Path
 import build
 import numpy as np
 import pytest
-from _ext.fedbook import Errata
+from _ext.fedbook.facts import Errata
 
 from fedlib import paths
 from fedlib.errors import FedlibError

@@ -1,0 +1,181 @@
+"""Where names lead: code and prose to the API, the API to pages, records to their manifests."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import pydoc
+import re
+from pathlib import Path
+
+from docutils import nodes
+from sphinx import addnodes
+from sphinx.application import Sphinx
+from sphinx.config import Config
+from sphinx.domains.python import ObjectEntry
+from sphinx.util.nodes import make_refnode
+
+from fedlib.paths import about, papers
+
+from .facts import FACT, minus
+
+TOLD = {
+    "provenance": re.compile(r"Record \S+\.(smoke|quick|paper)\b.*\bcommit \S+"),
+    "verdict-note": re.compile(r"[A-Z]{3,}\d?-C\S+: [A-Z ]+\."),
+}
+FOUND = "tag_found"  # on a cell that tells what was found
+
+
+def mark_told(app: Sphinx, doctree: nodes.document) -> None:
+    """Mark printed lines that are prose; where a figure's record comes from goes under it."""
+    for block in list(doctree.findall(nodes.literal_block)):
+        lines = block.astext().strip().splitlines()
+        for name, pattern in TOLD.items():
+            if lines and all(pattern.match(line) for line in lines):
+                block["classes"].append(name)
+                if name == "provenance" and "cell_output" in block.parent.get("classes", []):
+                    home = block.parent
+                    home.remove(block)
+                    home += [_to_record(app, line) for line in lines]
+
+
+def _to_record(app: Sphinx, line: str) -> nodes.paragraph:
+    """Return a line on where numbers come from; the record's name leads to its manifest."""
+    chapter = Path(app.env.docname).parent.name
+    (home,) = (h for h in papers().values() if about(h).get("chapter") == chapter)
+    told = nodes.paragraph(classes=["provenance"])
+    for part in re.split(r"(?<=Record )(\S+?\.(?:smoke|quick|paper))\b", line):
+        file = home / "results" / f"{part}.json"
+        if file.is_file():
+            url = _in_repository(app.config, f"data/papers/{home.name}/results/{file.name}")
+            told += nodes.reference("", part, refuri=url)
+        else:
+            told += nodes.Text(part)
+    return told
+
+
+def _in_repository(config: Config, file: str) -> str:
+    options = config.html_theme_options
+    branch = options.get("repository_branch") or "main"
+    return f"{options['repository_url']}/blob/{branch}/{file}"
+
+
+def note_names(app: Sphinx, doctree: nodes.document) -> None:
+    """Keep what the code of a page imports from fedlib: each name, and where it is written."""
+    names = {name: _written_at(whole) for name, whole in _imported(doctree).items()}
+    app.env.metadata[app.env.docname]["fedlib"] = names
+
+
+def link_names(app: Sphinx, doctree: nodes.document, page: str) -> None:
+    """Link what the text calls by its name in code to the API, and the API's modules to pages."""
+    for literal in list(doctree.findall(nodes.literal)):
+        entry = _entry(app, page, literal.astext().removesuffix("()"))
+        if entry and not isinstance(literal.parent, nodes.reference | nodes.title):
+            place = (app.builder, page, entry.docname, entry.node_id, literal.deepcopy())
+            literal.parent.replace(literal, make_refnode(*place))
+    here = {n: node for node in doctree.findall(nodes.Element) for n in node.get("ids", ())}
+    for module, entry in app.env.get_domain("py").modules.items():
+        if entry.docname != page or entry.node_id not in here:
+            continue
+        users = [
+            other for other in _pages(app) if module in map(_module, _names(app, other).values())
+        ]
+        if users:
+            line = nodes.paragraph("", "On the pages ", classes=["api-pages"])
+            for other in users:
+                uri = app.builder.get_relative_uri(page, other)
+                title = app.env.titles[other].astext()
+                line += nodes.reference("", title, refuri=uri, internal=True)
+                line += nodes.Text("." if other == users[-1] else "; ")
+            place = here[entry.node_id]
+            inside = isinstance(place, nodes.section)
+            home, at = (place, 1) if inside else (place.parent, place.parent.index(place) + 1)
+            home.insert(at, line)
+
+
+def link_code(app: Sphinx, page: str, template: str, context: dict, tree: object) -> None:
+    """Link names in code cells to the API."""
+
+    def linked(found: re.Match) -> str:
+        text, whole = found[0], ""
+        for name in filter(None, found.groups()):
+            whole = f"{whole}.{name}".lstrip(".")
+            if entry := _entry(app, page, whole):
+                uri = f"{app.builder.get_relative_uri(page, entry.docname)}#{entry.node_id}"
+                span = f'<span class="n">{name}</span>'
+                text = text.replace(span, f'<a class="code-name" href="{uri}">{span}</a>', 1)
+        return text
+
+    if _names(app, page):
+        name = r'<span class="n">(\w+)</span>'
+        dotted = rf'{name}(?:<span class="o">\.</span>{name})?'
+        context["body"] = re.sub(dotted, linked, context["body"])
+
+
+def _names(app: Sphinx, page: str) -> dict[str, str]:
+    return app.env.metadata[page].get("fedlib", {})
+
+
+def _pages(app: Sphinx) -> list[str]:
+    return sorted(page for page in app.env.found_docs if page.startswith("notebooks/"))
+
+
+def _entry(app: Sphinx, page: str, name: str) -> ObjectEntry | None:
+    """Return where the API has a name as a page's code or text writes it."""
+    first, *rest = name.split(".")
+    whole = ".".join([_names(app, page).get(first, first), *rest])
+    if not whole.startswith("fedlib"):
+        return None
+    entry = app.env.get_domain("py").objects.get(_written_at(whole))
+    return entry if entry and entry.docname != page else None
+
+
+@functools.cache
+def _module(name: str) -> str:
+    """Return the module in which a full name is written."""
+    thing = pydoc.locate(name)
+    return getattr(thing, "__module__", None) or name
+
+
+def _imported(doctree: nodes.document) -> dict[str, str]:
+    """Return the names that a page's code imports from fedlib, each with its dotted origin."""
+    found = {}
+    for block in doctree.findall(nodes.literal_block):
+        try:
+            tree = ast.parse(block.astext()) if "python" in block.get("language", "") else None
+        except SyntaxError:  # magics, or a piece of a class
+            continue
+        for node in ast.walk(tree) if tree else ():
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("fedlib"):
+                found |= {n.asname or n.name: f"{node.module}.{n.name}" for n in node.names}
+    return found
+
+
+@functools.cache
+def _written_at(name: str) -> str:
+    """Return the full name under which the API has what a dotted name leads to."""
+    try:
+        thing = pydoc.locate(name)
+    except pydoc.ErrorDuringImport:
+        return ""
+    if hasattr(thing, "__qualname__") and hasattr(thing, "__module__"):
+        return f"{thing.__module__}.{thing.__qualname__}"
+    return name
+
+
+def link_facts(app: Sphinx, doctree: nodes.document) -> None:
+    """Turn the names of claims into links where a cell says what was found."""
+    for cell in [box for box in doctree.findall(nodes.container) if FOUND in box["classes"]]:
+        for text in list(cell.findall(nodes.Text)):
+            if isinstance(text.parent, nodes.literal_block | nodes.raw) or not FACT.search(text):
+                continue
+            parts: list[nodes.Node] = []
+            for i, part in enumerate(FACT.split(minus(text))):
+                parts.append(_to_fact(part, app.env.docname) if i % 2 else nodes.Text(part))
+            text.parent.replace(text, parts)
+
+
+def _to_fact(name: str, page: str) -> addnodes.pending_xref:
+    options = dict(refdomain="std", reftype="ref", reftarget=name.lower(), refdoc=page)
+    return addnodes.pending_xref("", nodes.inline("", name), refexplicit=True, refwarn=True,
+                                 **options)  # fmt: skip
