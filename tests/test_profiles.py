@@ -35,6 +35,7 @@ FEW = dict(
     clients=2, clients_grid=[2], batch_size=4, samples=40, evaluate_on=4
 )  # for copies of a whole ResNet
 COHORT = dict(clients=20, cohort=2)
+CLOCKED = ("hierarchy", "beyond")
 CLOCK = dict(time=1.0, batch_size=1, alpha=100.0, owners=40)  # one round, everybody with data
 
 
@@ -93,7 +94,7 @@ def test_one_round_of_every_experiment_of_every_profile(paper, name, profile, mo
             short |= {"clients_grid": [1]} if "clients_grid" in settings else {}
     if "cohort" in settings and "cohorts" not in settings:
         short |= COHORT
-    if paper == "hierarchy":
+    if paper in CLOCKED:
         known = ("time", "batch_size", "alpha", "owners") if "split" in settings else ("time",)
         short |= {k: CLOCK[k] for k in known}
         short.pop("rounds_grid", None)
@@ -109,7 +110,9 @@ def test_one_round_of_every_experiment_of_every_profile(paper, name, profile, mo
         }
         short["runs"] = [run | {k: 40 for k in run if k == "rows"} for run in settings["runs"]]
         monkeypatch.setattr(columnwise, "load_columns", columns_stand_in)
-    rows = {"tiers": 40, "hierarchy": 400 if "minibatches" in settings else 4000}.get(paper, 400)
+    rows = 40 if paper == "tiers" else 400
+    if paper in CLOCKED and "minibatches" not in settings:
+        rows = 4000
     monkeypatch.setattr(datasets, "load", lambda name, **options: stand_in(name, rows))
     asked = {**settings, **short}
     if "tuned" in asked:
