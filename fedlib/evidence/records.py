@@ -66,6 +66,9 @@ class Manifest(Page):
     stamped: NotRequired[str]
 
 
+WORDS = dict.fromkeys(("run", "split", "metric"), object)  # of which rules ask, soonest so
+
+
 @dataclass(frozen=True)
 class Record:
     """A stored result.
@@ -232,7 +235,7 @@ def _read(path: Path, page: Path, names: tuple[str, ...], stamp: tuple[int, ...]
     """Read and verify a record, once for each time that one of its files changes."""
     try:
         rows, manifest = gzip.decompress(_content(path)), json.loads(_content(page))
-        frame = pd.read_csv(io.BytesIO(rows))
+        frame = pd.read_csv(io.BytesIO(rows), dtype=WORDS)
     except UNREADABLE as error:
         raise FedlibError(
             f"Record {path} cannot be read ({error}). Delete it and its .json, and make it again."
