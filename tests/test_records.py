@@ -66,8 +66,9 @@ def test_the_largest_profile_wins(tmp_path):
         stored(tmp_path, profile=profile)
     for profile in ("largest", "replay", "paper"):
         assert records.load(PAPER, "fig1", profile, tmp_path).manifest["profile"] == "paper"
+    stored(tmp_path, experiment="trial", profile="smoke")
     with pytest.raises(records.MissingRecord):  # the book stores smoke runs and shows none
-        records.load(PAPER, "fig1-cifar")
+        records.load(PAPER, "trial", out=tmp_path)
     assert records.load(PAPER, "fig1", "smoke", tmp_path).manifest["profile"] == "smoke"
     (tmp_path / PAPER / "fig1.paper.json").unlink()  # rows without a manifest are not a record
     assert records.load(PAPER, "fig1", out=tmp_path).manifest["profile"] == "quick"
