@@ -61,14 +61,17 @@ def test_save_and_load(tmp_path):
     assert [p.read_bytes() for p in records.save(tmp_path, FRAME, manifest())] == before
 
 
-def test_the_largest_profile_wins(tmp_path):
+def test_the_largest_profile_wins(tmp_path, monkeypatch):
     for profile in ("smoke", "paper", "quick"):
         stored(tmp_path, profile=profile)
     for profile in ("largest", "replay", "paper"):
         assert records.load(PAPER, "fig1", profile, tmp_path).manifest["profile"] == "paper"
-    stored(tmp_path, experiment="trial", profile="smoke")
-    with pytest.raises(records.MissingRecord):  # the book stores smoke runs and shows none
-        records.load(PAPER, "trial", out=tmp_path)
+    stored(tmp_path, experiment="fig2", profile="smoke")
+    with monkeypatch.context() as as_if_it_came_with_fedlib:
+        as_if_it_came_with_fedlib.setattr(records, "folder", lambda paper, out: tmp_path / paper)
+        assert records.load(PAPER, "fig1").manifest["profile"] == "paper"
+        with pytest.raises(records.MissingRecord):  # the book stores smoke runs and shows none
+            records.load(PAPER, "fig2")
     assert records.load(PAPER, "fig1", "smoke", tmp_path).manifest["profile"] == "smoke"
     (tmp_path / PAPER / "fig1.paper.json").unlink()  # rows without a manifest are not a record
     assert records.load(PAPER, "fig1", out=tmp_path).manifest["profile"] == "quick"
