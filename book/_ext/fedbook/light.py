@@ -1,4 +1,4 @@
-"""What a page would load and not use is left out, of the page and of the site."""
+"""What a page would load and not use is left out; what its HTML may not have is mended."""
 
 from __future__ import annotations
 
@@ -16,6 +16,11 @@ UNUSED = re.compile(
 MATHJAX = re.compile(
     r"<script>window\.MathJax = .*?</script>\s*|<script [^>]*/mathjax/[^>]*></script>\s*"
 )
+DOUBLED = re.compile(r' id="(?:exercise|solution|proof)-content"')  # one for every box of a page
+ENTRY = (
+    'role="doc-biblioentry"',
+    'role="listitem"',
+)  # the first is deprecated, and no child of a list
 FORMULA = re.compile(r'class="(?:[^"]* )?(?:math|text_latex)\b')
 SPARE = (  # files of others that no page asks for
     *("vendor/fontawesome/*/js", "mathjax/*-full*.js", "mathjax/*-svg.js", "mathjax/*mml-*.js"),
@@ -47,12 +52,12 @@ def _is_thebe(script: object) -> bool:
 
 
 def lighten(app: Sphinx, exception: Exception | None) -> None:
-    """Leave out of each page, and of the site, what is loaded and not used."""
+    """Leave out of each page, and of the site, what is loaded and not used; mend its HTML."""
     if exception is not None or app.builder.format != "html":
         return
     for path in Path(app.outdir).rglob("*.html"):
         text = path.read_text("utf-8")
-        clean = UNUSED.sub("", text)
+        clean = DOUBLED.sub("", UNUSED.sub("", text)).replace(*ENTRY)
         if not FORMULA.search(clean):
             clean = MATHJAX.sub("", clean)
         if clean != text:
