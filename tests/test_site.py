@@ -397,8 +397,7 @@ def test_a_page_offers_its_source_and_says_when_it_changed(page, html):
 
 
 KINDS = (  # one page of each kind
-    *("book/index", "book/glossary", "book/guides/run_batches", "book/errata"),
-    *("book/bibliography", "notebooks/05_tiers/1_derive"),
+    *("book/index", "book/glossary", "book/guides/run_batches", "book/errata", "book/bibliography"),
     *("notebooks/02_participation/2_build", "notebooks/07_beyond/1_amplified_merges"),
 )
 AXE = """(async () => {
