@@ -151,10 +151,17 @@ def papers() -> Iterator[str]:
 
 def _without_record(about: dict[str, str]) -> int:
     """Count the claims of a paper for which nothing has been run."""
-    from fedlib.evidence import claims
+    from fedlib.evidence import claims, records
 
-    names = [n for n, home in paths.papers("claims.toml").items() if paths.about(home) == about]
-    return sum(row["verdict"] == claims.NO_RECORD for n in names for row in claims.judge(n))
+    waiting = 0
+    for name in (
+        n for n, home in paths.papers("claims.toml").items() if paths.about(home) == about
+    ):
+        there = (path.name.split(".") for path in records.folder(name).glob("*.csv.gz"))
+        held = {experiment for experiment, profile, *_ in there if profile != "smoke"}
+        for claim in claims.table(name):
+            waiting += any(c["experiment"] not in held for c in claim.get("check", []))
+    return waiting
 
 
 def scoreboard() -> Iterator[str]:
@@ -181,7 +188,7 @@ def at_full_scale(paper: str) -> str:
     """Say which records of the profile ``paper`` are stored, or that none is."""
     from fedlib.evidence import records
 
-    held = [r.manifest for r in records.stored() if r.manifest["profile"] == "paper"]
+    held = [record.manifest for record in records.stored(profile="paper")]
     told = [
         f"`{m['experiment']}` ({len(m['seeds'])} seeds, {m['device']})"
         for m in held

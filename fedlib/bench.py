@@ -301,8 +301,9 @@ def whole_rounds(device: str, seeds: int, seconds: float, samples: int = 60_000)
             torch.cuda.synchronize()
         return state, time.perf_counter() - began
 
-    state, once = go(algorithm.init(task, range(1, 1 + seeds)), 4)
-    rounds = max(1, min(2000, int(seconds * 4 / once)))
+    warm = 4 if device == "cuda" else 1
+    state, once = go(algorithm.init(task, range(1, 1 + seeds)), warm)
+    rounds = max(1, min(2000, int(seconds * warm / once)))
     taken = go(state, rounds)[1]
     if taken < seconds / 2:  # the first rounds recorded, and were slow
         rounds = int(rounds * seconds / taken)

@@ -475,7 +475,7 @@ MARCH = """
 paper = "march"
 experiment = "far"
 profile = "smoke"
-pause = 0.3
+pause = 0.1
 [grid]
 rate = [1.0, 2.0]
 mood = ["a", "b", "c", "d", "e"]
@@ -502,7 +502,7 @@ def until(there: Callable[[], bool], seconds: float = 60) -> None:
 def test_interrupted_and_taken_up_again(march, tmp_path, how):
     write(tmp_path, MARCH)
     page = grids.read(tmp_path / "grid.toml")
-    batch.run(tmp_path / "grid.toml", tmp_path / "whole", progress=False, workers=2)
+    batch.run(tmp_path / "grid.toml", tmp_path / "whole", progress=False)
     running = start(tmp_path, "--workers", "2")
     done = lambda: len(list((tmp_path / "out").glob("jobs/*/state.json")))  # noqa: E731
     until(lambda: done() >= 2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import re
@@ -10,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import judged
 import pandas as pd
 import pytest
 import torch
@@ -169,7 +169,7 @@ def test_run_with_one_seed(tmp_path):
 
 
 def test_claims(monkeypatch):
-    monkeypatch.setattr(claims, "judge", functools.cache(claims.judge))  # judged once
+    monkeypatch.setattr(claims, "judge", judged.judge)
     rows = json.loads(call("claims", "--json").stdout)
     assert rows == [row for paper in claims.papers() for row in claims.judge(paper)]
     assert json.loads(call("claims", PAPER, "--json").stdout) == claims.judge(PAPER)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import os
 import shutil
 import subprocess
@@ -19,23 +20,43 @@ from fedlib.evidence import catalogue, experiments, freshness, records
 PACKAGE = Path(fedlib.__file__).parent
 
 
+def of(paper: str, experiment: str) -> dict[str, str]:
+    return freshness.now(catalogue.settings(paper, experiment, "smoke"))["code"]
+
+
+@functools.cache
+def as_it_is(paper: str, experiment: str) -> dict[str, str]:
+    """Hash an experiment's code in the package itself; its copies are read anew each time."""
+    return of(paper, experiment)
+
+
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    """Return a function that edits a copy of the package and hashes an experiment's code there."""
+    """Return a function that edits a copy of the package and hashes an experiment's code there.
+
+    Called before the first edit it hashes what was copied.
+    """
     shutil.copytree(PACKAGE, tmp_path / "fedlib", ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.setattr(freshness, "_home", lambda name: tmp_path)
-    freshness.forget()
+    edited = []
 
     def hashed(module="", old="", new="", paper="participation", experiment="fig1"):
+        if not (module or edited):
+            return as_it_is(paper, experiment)
         if module:
             path = tmp_path / "fedlib" / module
             text = path.read_text() if path.exists() else ""
             assert old in text, f"{module} has changed; the test needs other text to edit"
             path.write_text(text.replace(old, new, 1))
+        edited.append(module)
+        monkeypatch.setattr(freshness, "_home", lambda name: tmp_path)
         freshness.forget()
-        return freshness.now(catalogue.settings(paper, experiment, "smoke"))["code"]
+        return of(paper, experiment)
 
-    hashed.root = tmp_path / "fedlib"
+    def root():
+        edited.append("by hand")
+        return tmp_path / "fedlib"
+
+    hashed.root = root
     yield hashed
     freshness.forget()
 
@@ -137,7 +158,7 @@ def test_what_can_change_a_number_is_named(edit, package):
 
 def test_where_a_definition_lives_does_not_matter(package):
     """A whole module is renamed and moved into a folder; others import it by three ways."""
-    before, root = package(), package.root
+    before, root = package(), package.root()
     (root / "core").mkdir()
     (root / "core" / "__init__.py").write_text("from .steps import local_sgd\n")
     (root / "engine/local.py").rename(root / "core" / "steps.py")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import re
 import shutil
 
+import judged
 import pages
 import pytest
 
@@ -18,7 +18,7 @@ from fedlib.evidence import claims, records
 def judged_once():
     """Judge each paper once: several pages show the same verdicts."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(claims, "judge", functools.cache(claims.judge))
+        patched.setattr(claims, "judge", judged.judge)
         yield
 
 
@@ -78,12 +78,13 @@ def test_a_claim_leads_to_its_experiments():
 
 def test_the_scoreboard_says_what_is_stored_at_full_scale(monkeypatch):
     there = [r for r in records.stored() if r.manifest["profile"] == "paper"]
+    assert [r.path for r in there] == [r.path for r in records.stored(profile="paper")]
     for paper in ("participation", "tiers"):
         mine = [r for r in there if r.manifest["paper"] == paper]
         assert pages.at_full_scale(paper).startswith("Stored at" if mine else "No record at")
     manifest = dict(paper="tiers", experiment="fig3", profile="paper", seeds=[1, 2], device="H100")
     held = [records.Record(None, manifest, None)]
-    monkeypatch.setattr(records, "stored", lambda: held)
+    monkeypatch.setattr(records, "stored", lambda profile: held)
     assert (
         pages.at_full_scale("tiers") == "Stored at the paper's own scale: `fig3` (2 seeds, H100)."
     )
@@ -104,13 +105,20 @@ def test_a_paper_appears_as_soon_as_its_folder_does(tmp_path, monkeypatch):
     assert "## New\n\nThe paper is *A New One*.\n" in "\n".join(pages.errata())
 
 
-def test_a_chapter_is_complete_when_every_claim_of_it_has_a_record(monkeypatch):
+def test_a_chapter_is_complete_when_every_claim_of_it_has_a_record(tmp_path, monkeypatch):
     line = next(line for line in pages.papers() if "02_participation" in line)
     assert "`. [derive](" in line
-    verdicts = [{"verdict": claims.NO_RECORD}, {"verdict": claims.PROVED}]
-    monkeypatch.setattr(claims, "judge", lambda name: verdicts)
+    for name in ("fig1.quick", "fig2.quick", "fig2.smoke", "figB1.quick"):
+        (tmp_path / f"{name}.csv.gz").touch()
+    kept = {"fig1", "fig2", "figB1"}
+    lack = [c for c in claims.table("participation") for check in c.get("check", [])
+            if check["experiment"] not in kept]  # fmt: skip
+    monkeypatch.setattr(records, "folder", lambda paper: tmp_path)
     line = next(line for line in pages.papers() if "02_participation" in line)
-    assert "`. 1 of its claims still wait for a record: [derive](" in line
+    assert (
+        f"`. {len({c['id'] for c in lack})} of its claims still wait for a record: [derive]("
+        in line
+    )
 
 
 def test_a_paper_of_the_book_says_what_the_pages_need():

@@ -4,12 +4,11 @@ import re
 import tomllib
 
 import build
-
-from fedlib.evidence import claims
+import judged
+import pytest
 
 PAGE = (build.ROOT / "book" / "what_we_learned.md").read_text("utf-8")
 REF = re.compile(r"\{ref\}`([A-Z0-9]+-[\w-]+)`")
-JUDGED = {row["id"]: row for paper in claims.papers() for row in claims.judge(paper)}
 SAID = {  # what the page says of a claim as a whole
     "proved": "GFA-C7 GFA-C8 HFL-C15 TDCD-C13",
     "at reduced scale": "AMP-C2 AMP-C5 GFA-C1-control GFA-C2-control HFL-C3 HFL-C4 "
@@ -38,17 +37,22 @@ CHECKED = [  # what it says of some of a claim's checks, by words that they cont
 ]
 
 
-def test_the_tables_name_what_the_page_names_and_all_of_it_exists():
+@pytest.fixture(scope="module")
+def verdicts() -> dict[str, dict]:
+    return {row["id"]: row for row in judged.rows()}
+
+
+def test_the_tables_name_what_the_page_names_and_all_of_it_exists(verdicts):
     pages = build.ROOT.glob("data/papers/*/errata.toml")
     errata = {e["id"] for page in pages for e in tomllib.loads(page.read_text("utf-8"))["erratum"]}
     named = set(VERDICTS) | {claim for claim, _, _ in CHECKED}
-    assert set(REF.findall(PAGE)) - errata == named <= set(JUDGED)
+    assert set(REF.findall(PAGE)) - errata == named <= set(verdicts)
 
 
-def test_each_claim_has_the_verdict_and_each_check_the_outcome_of_which_the_page_speaks():
-    assert {claim: JUDGED[claim]["verdict"] for claim in VERDICTS} == VERDICTS
+def test_each_claim_has_the_verdict_and_each_check_the_outcome_of_which_the_page_speaks(verdicts):
+    assert {claim: verdicts[claim]["verdict"] for claim in VERDICTS} == VERDICTS
     for claim, words, outcome in CHECKED:
-        found = {c["outcome"] for c in JUDGED[claim]["checks"] if words in c["quantity"]}
+        found = {c["outcome"] for c in verdicts[claim]["checks"] if words in c["quantity"]}
         assert found - {"no record"} == {outcome}, (claim, words)
 
 

@@ -272,12 +272,12 @@ def took(paper: str, experiment: str, profile: str) -> str:
     return f"{minutes:.0f} min on {held['device']}" if minutes >= 1 else ""
 
 
-def stored(out: str | Path | None = None) -> list[Record]:
-    """Return every stored record, smoke runs included, in the order of papers and names."""
+def stored(out: str | Path | None = None, profile: str = "*") -> list[Record]:
+    """Return every stored record, of one profile or of all, in the order of papers and names."""
     return [
         load(paper, *page.stem.rsplit(".", 1), out=out)
         for paper in catalogue.papers()
-        for page in sorted(folder(paper, out).glob("*.*.json"))
+        for page in sorted(folder(paper, out).glob(f"*.{profile}.json"))
     ]
 
 
