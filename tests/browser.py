@@ -39,7 +39,7 @@ SETTLED = """(async () => {
     await MathJax.startup.document.lazyTypesetAll();  // what a reader has not scrolled to yet
   }
   await document.fonts.ready;
-  await new Promise(done => setTimeout(done, 100));
+  for (let n = 0; n < 2; n++) await new Promise(requestAnimationFrame);  // laid out, and drawn
   return true;
 })()"""
 

@@ -80,6 +80,8 @@ def faults(cell) -> list[str]:
     lines = len(cell.source.strip().splitlines())
     if lines > 20:
         found.append(f"{lines} lines; at most 20 are read with pleasure")
+    if (width := max(map(len, cell.source.splitlines()), default=0)) > 90:
+        found.append(f"a line of {width} characters; 90 fit the column of a page")
     told = cell.metadata.get("mystnb", {})
     if told.get("figure") or told.get("image") or shows(cell.source):
         figure, image = told.get("figure", {}), told.get("image", {})
