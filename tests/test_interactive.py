@@ -18,6 +18,7 @@ import pytest
 
 from fedlib.errors import FedlibError
 from fedlib.show.interactive import Explorer, Frame
+from fedlib.show.plotting import Style
 
 RATES, KINDS = [0.1, 0.2, 0.5], ["calm", "</script><b>wild"]
 
@@ -192,8 +193,8 @@ def test_ticks_and_points_stand_where_their_values_do(log):
         xlim=limits["x"], ylim=limits["y"], xlog=log, ylog=log,
     )  # fmt: skip
     html, scale = figure._repr_html_(), math.log if log else float
-    box = re.search(r'class="fedx-p" width="(\d+)" height="(\d+)"', html)
-    wide, high = map(int, box.groups())
+    box = re.search(r'class="fedx-p" x="-6" y="-6" width="(\d+)" height="(\d+)"', html)
+    wide, high = (int(size) - 12 for size in box.groups())
     assert figure.drawing(1)[0] == f"M0.0 {high}.0L{wide}.0 0.0"
     grid = re.search(r'class="fedx-g" d="([^"]*)"', html).group(1)
     for axis, line in (("x", r"M(\S+) 0v"), ("y", r"M0 (\S+)h")):
@@ -205,6 +206,33 @@ def test_ticks_and_points_stand_where_their_values_do(log):
             assert float(x if axis == "x" else y) == pytest.approx(want, abs=0.06), (axis, text)
         assert [x if axis == "x" else y for x, y, _ in texts] == re.findall(line, grid)
         assert len(texts) > 3
+
+
+def shown(limits: tuple[float, float]) -> list[str]:
+    """The numbers on a logarithmic axis."""
+    lines = {"x": [[0, limits[0]], [1, limits[1]]]}
+    figure = Explorer("t", {"a": [1]}, lambda a: Frame(lines=lines), ylog=True, ylim=limits)
+    return re.findall(r'class="fedx-y"[^>]*>([^<]*)<', figure._repr_html_())
+
+
+def test_an_axis_of_few_decades_has_numbers_between_them():
+    assert shown((0.3, 6)) == ["0.5", "1", "2", "5"]
+    assert shown((3000, 40_000)) == ["5000", "10⁴", "20000"]
+    assert shown((0.09, 11)) == ["0.1", "1", "10"]
+
+
+def test_a_colour_too_dark_for_a_dark_page_has_a_lighter_one_there():
+    def inks(color: str) -> list[str]:
+        style = {"x": Style("x", color)}
+        figure = Explorer("t", {"a": [1]}, lambda a: Frame(lines={"x": [[0, 0]]}), styles=style)
+        html = figure._repr_html_()
+        assert f'stroke="{color}"' in html and f'fill="{color}"' in html
+        return re.findall(r"light-dark\(([^)]*)\)", html[html.index("<svg") :])
+
+    assert inks("#0072b2") == [], "3.7 times as bright as the page"
+    both = inks("#440154")
+    assert len(set(both)) == 1 and len(both) == 4  # line and marks, in the figure and in the key
+    assert both[0] == "#440154,#8f6798", "four parts of white in ten"
 
 
 def test_the_readouts_are_those_of_the_start():

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
 
+import matplotlib as mpl
 import numpy as np
 from matplotlib import ticker
 
@@ -28,6 +29,7 @@ Pairs = Sequence[Sequence[float]] | np.ndarray
 
 WIDTH, LEFT, RIGHT, TOP, BOTTOM = 480, 78, 22, 8, 58  # user units of the drawing
 INNER = WIDTH - LEFT - RIGHT
+ROUND = 6  # around the axes, for marks on the border
 GONE = "goes on outside"
 ROOM = 38  # characters below the narrowest slider, two between neighbours
 
@@ -349,12 +351,14 @@ class Explorer:
             out.append(_label(-6, at, text, "y"))
         out.append(f'<path class="fedx-g" d="{grid}"/>')
         out.append(f'<path class="fedx-a" d="M0 0V{high}H{INNER}"/>')
-        out.append(f'<svg class="fedx-p" width="{INNER}" height="{high}" overflow="hidden">')
+        wide, deep = INNER + 2 * ROUND, high + 2 * ROUND
+        out.append(f'<svg class="fedx-p" x="-{ROUND}" y="-{ROUND}" width="{wide}" height="{deep}" '
+                   f'viewBox="-{ROUND} -{ROUND} {wide} {deep}" overflow="hidden">')  # fmt: skip
         out.append('<g class="fedx-o"></g>')  # the lines before the last change, by the script
         for k, (name, _, s) in enumerate(self._series):
             ink = _ink(s) + self._chosen(name)
             out.append(f'<path class="fedx-l"{ink} d="{paths[2 * k]}"/>')
-            out.append(f'<path class="fedx-m" fill="{s.color}" d="{paths[2 * k + 1]}"/>')
+            out.append(f'<path class="fedx-m"{_paint("fill", s)} d="{paths[2 * k + 1]}"/>')
         return "".join(out) + "</svg>" + self._names(high, self.xlabel, self.ylabel) + "</g>"
 
     def _chosen(self, name: str) -> str:
@@ -398,7 +402,7 @@ class Explorer:
         for _, line, s in self._series:
             ink = _ink(s)
             rule = f'<path class="fedx-l"{ink} d="M1 9H33"/>' if line else ""
-            mark = f'<path fill="{s.color}" d="M17 9{_mark(s)}"/>'
+            mark = f'<path{_paint("fill", s)} d="M17 9{_mark(s)}"/>'
             out.append(f"{KEY}{rule}{mark}</svg>{html.escape(s.label)}</span>")
         if self._top:
             box = '<path class="fedx-h" d="M1 3h32v12H1z"/>'
@@ -522,14 +526,17 @@ def _ticks(limits: tuple[float, float], log: bool) -> list[float]:
     low, high = limits
     if log and math.log10(high / low) > 1:
         powers = range(math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9) + 1)
-        return [10.0**p for p in powers][:: math.ceil(len(powers) / 6)]
+        if len(powers) > 2:
+            return [10.0**p for p in powers][:: math.ceil(len(powers) / 6)]
+        found = (k * 10.0**p for p in range(powers[0] - 1, powers[-1] + 1) for k in (1, 2, 5))
+        return [v for v in found if low <= v * (1 + 1e-9) and v <= high * (1 + 1e-9)]
     slack = 1e-9 * (high - low)
     found = ticker.MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high)
     return [float(v) for v in found if low - slack <= v <= high + slack]
 
 
 def _tick(v: float, log: bool) -> str:
-    if log and not 0.01 <= v <= 1000:
+    if log and not 0.01 <= v <= 1000 and math.isclose(v, 10.0 ** round(math.log10(v))):
         return _power(round(math.log10(v)))
     return _value(0.0 if abs(v) < 1e-12 else v)
 
@@ -581,7 +588,26 @@ def _label(x: object, y: object, text: str, side: str = "x") -> str:
 def _ink(s: Style) -> str:
     """Stroke attributes of a line."""
     dash = " ".join(f"{2 * d:g}" for d in s.dashes)
-    return f' stroke="{s.color}"' + (f' stroke-dasharray="{dash}"' if dash else "")
+    return _paint("stroke", s) + (f' stroke-dasharray="{dash}"' if dash else "")
+
+
+def _paint(what: str, s: Style) -> str:
+    """A style's colour, and a lighter one on a dark page if it would be hard to see there."""
+    if not mpl.colors.is_color_like(s.color):
+        return f' {what}="{s.color}"'
+    rgb = np.array(mpl.colors.to_rgb(s.color))
+    mixed = (rgb + (1 - rgb) * k / 10 for k in range(11))
+    light = next(c for c in mixed if _luminance(c) > 0.15)  # 3.5 times that of the page
+    if (light == rgb).all():
+        return f' {what}="{s.color}"'
+    both = f"light-dark({s.color},{mpl.colors.to_hex(light)})"
+    return f' {what}="{s.color}" style="{what}:{both}"'
+
+
+def _luminance(rgb: np.ndarray) -> float:
+    """How bright a colour is beside white: WCAG's relative luminance."""
+    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    return float(linear @ (0.2126, 0.7152, 0.0722))
 
 
 def _mark(s: Style) -> str:
