@@ -1,9 +1,13 @@
 """Shared by all tests: one thread, so that small products are not slowed down by waiting."""
 
+import json
 import signal
 
 import pytest
 import torch
+from filelock import FileLock
+
+from fedlib.evidence import claims
 
 torch.set_num_threads(1)
 
@@ -24,6 +28,17 @@ LONG = (
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     place = {name: n for n, name in enumerate(LONG)}
     items.sort(key=lambda item: place.get(item.path.stem, len(LONG)))
+
+
+@pytest.fixture(scope="session")
+def verdicts(tmp_path_factory: pytest.TempPathFactory, testrun_uid: str) -> dict[str, list[dict]]:
+    """Judge every claim of every paper, once for all processes of a run; return the rows."""
+    page = tmp_path_factory.getbasetemp().parent / f"verdicts-{testrun_uid}.json"
+    with FileLock(page.with_suffix(".lock")):
+        if not page.exists():
+            rows = {paper: claims.judge(paper) for paper in claims.papers()}
+            page.write_text(json.dumps(rows), "utf-8")
+    return json.loads(page.read_text("utf-8"))
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import judged
 import pandas as pd
 import pytest
 import torch
@@ -168,11 +167,11 @@ def test_run_with_one_seed(tmp_path):
 # --- claims, stale --------------------------------------------------------------------------------
 
 
-def test_claims(monkeypatch):
-    monkeypatch.setattr(claims, "judge", judged.judge)
+def test_claims(monkeypatch, verdicts):
+    assert json.loads(call("claims", PAPER, "--json").stdout) == verdicts[PAPER]
+    monkeypatch.setattr(claims, "judge", lambda paper, out: verdicts[paper])
     rows = json.loads(call("claims", "--json").stdout)
-    assert rows == [row for paper in claims.papers() for row in claims.judge(paper)]
-    assert json.loads(call("claims", PAPER, "--json").stdout) == claims.judge(PAPER)
+    assert rows == [row for paper in claims.papers() for row in verdicts[paper]]
     text = call("claims").stdout
     signs = {"holds": "✓", "contradicted": "✗", "undecided": "?", "no record": "-"}
     for row in rows:

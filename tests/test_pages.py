@@ -5,21 +5,12 @@ from __future__ import annotations
 import re
 import shutil
 
-import judged
 import pages
 import pytest
 
 from fedlib import paths
 from fedlib.errors import FedlibError
 from fedlib.evidence import claims, records
-
-
-@pytest.fixture(scope="module", autouse=True)
-def judged_once():
-    """Judge each paper once: several pages show the same verdicts."""
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(claims, "judge", judged.judge)
-        yield
 
 
 @pytest.fixture

@@ -17,7 +17,6 @@ from pathlib import Path
 import browser
 import build
 import executed
-import judged
 import pytest
 
 from fedlib import paths
@@ -183,11 +182,6 @@ def cards(html) -> dict[str, str]:
 def plain(text: str) -> str:
     """Return Markdown without the marks that a page does not show."""
     return re.sub(r"\s+", " ", re.sub(r"[`*$\\\\]", "", text)).strip()
-
-
-@pytest.fixture(scope="module")
-def verdicts() -> dict[str, list[dict]]:
-    return {paper: judged.judge(paper) for paper in claims.papers()}
 
 
 def test_each_card_has_its_own_verdict_checks_and_words(html, verdicts):

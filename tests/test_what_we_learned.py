@@ -4,7 +4,6 @@ import re
 import tomllib
 
 import build
-import judged
 import pytest
 
 PAGE = (build.ROOT / "book" / "what_we_learned.md").read_text("utf-8")
@@ -37,22 +36,22 @@ CHECKED = [  # what it says of some of a claim's checks, by words that they cont
 ]
 
 
-@pytest.fixture(scope="module")
-def verdicts() -> dict[str, dict]:
-    return {row["id"]: row for row in judged.rows()}
+@pytest.fixture
+def judged(verdicts) -> dict[str, dict]:
+    return {row["id"]: row for rows in verdicts.values() for row in rows}
 
 
-def test_the_tables_name_what_the_page_names_and_all_of_it_exists(verdicts):
+def test_the_tables_name_what_the_page_names_and_all_of_it_exists(judged):
     pages = build.ROOT.glob("data/papers/*/errata.toml")
     errata = {e["id"] for page in pages for e in tomllib.loads(page.read_text("utf-8"))["erratum"]}
     named = set(VERDICTS) | {claim for claim, _, _ in CHECKED}
-    assert set(REF.findall(PAGE)) - errata == named <= set(verdicts)
+    assert set(REF.findall(PAGE)) - errata == named <= set(judged)
 
 
-def test_each_claim_has_the_verdict_and_each_check_the_outcome_of_which_the_page_speaks(verdicts):
-    assert {claim: verdicts[claim]["verdict"] for claim in VERDICTS} == VERDICTS
+def test_each_claim_has_the_verdict_and_each_check_the_outcome_of_which_the_page_speaks(judged):
+    assert {claim: judged[claim]["verdict"] for claim in VERDICTS} == VERDICTS
     for claim, words, outcome in CHECKED:
-        found = {c["outcome"] for c in verdicts[claim]["checks"] if words in c["quantity"]}
+        found = {c["outcome"] for c in judged[claim]["checks"] if words in c["quantity"]}
         assert found - {"no record"} == {outcome}, (claim, words)
 
 
