@@ -124,10 +124,10 @@ def test_a_table_is_printed_from_the_rows(capsys):
     assert len(lines) == 3 and lines[0].strip() == "run"
 
 
-def test_verdicts_and_claims(capsys):
+def test_verdicts_and_claims(capsys, verdicts):
     page = Chapter(PAPER)
     table = page.verdict("GFA-C6", "GFA-C7").data
-    judged = {row["id"]: row for row in claims.judge(PAPER, ids=["GFA-C6", "GFA-C7"])}
+    judged = {row["id"]: row for row in verdicts[PAPER]}
     assert capsys.readouterr().out.splitlines() == [
         f"{name}: {judged[name]['verdict'].upper()}. {judged[name]['told'].capitalize()}. "
         f"{judged[name]['note']}"
