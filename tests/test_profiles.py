@@ -14,6 +14,7 @@ from scipy import sparse
 
 from fedlib import datasets
 from fedlib.datasets.owned import OwnedDataset, Owners
+from fedlib.engine import models
 from fedlib.evidence import catalogue, tuning
 from fedlib.papers.job import Job
 from fedlib.papers.vertical import Columns
@@ -31,9 +32,7 @@ SHORT = dict(
     ticks=1, rounds_grid=[256], seeds=1, local_steps=1, grid=[1e-3], minibatches=1, products=1,
     passes=1.0, goal=1.0, every=1.0, pairs=6, chains=3,
 )  # fmt: skip
-FEW = dict(
-    clients=2, clients_grid=[2], batch_size=4, samples=40, evaluate_on=4
-)  # for copies of a whole ResNet
+FEW = dict(clients=2, clients_grid=[2], batch_size=4, samples=40, evaluate_on=4)
 COHORT = dict(clients=20, cohort=2)
 CLOCKED = ("hierarchy", "beyond")
 CLOCK = dict(time=1.0, batch_size=1, alpha=100.0, owners=40)  # one round, everybody with data
@@ -88,10 +87,6 @@ def test_one_round_of_every_experiment_of_every_profile(paper, name, profile, mo
         short |= {k: v for k, v in FEW.items() if k in (*settings, "samples")}
         short["clients"] = min(FEW["clients"], settings.get("clients", 2))
         short["runs"] = [{**run, "Q": 1} if "Q" in run else run for run in settings.get("runs", [])]
-        if "resnet18" in settings.get("model", []):
-            short["runs"] = short["runs"][:1]  # they differ in Q, rate and numbers of clients
-            short["clients"] = 1
-            short |= {"clients_grid": [1]} if "clients_grid" in settings else {}
     if "cohort" in settings and "cohorts" not in settings:
         short |= COHORT
     if paper in CLOCKED:
@@ -118,6 +113,7 @@ def test_one_round_of_every_experiment_of_every_profile(paper, name, profile, mo
     if "tuned" in asked:
         asked = tuning.apply(asked, {run["run"]: 1e-3 for run in asked["runs"]})
     monkeypatch.setattr(tuning, "MOST", 1)  # values of a grid
+    monkeypatch.setattr(models, "resnet18", models.normed_cnn)  # whole ones: see test_models
     outcome = tuning.study(settings["kind"])(Job(asked, (1,), progress=False))
     frame = outcome.frame
     assert len(frame) and {"run", "seed", "metric", "value"} <= set(frame.columns)

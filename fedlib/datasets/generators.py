@@ -14,7 +14,6 @@ from inspect import signature
 from typing import Any
 
 import numpy as np
-from scipy.optimize import brentq
 from scipy.special import expit, logit
 
 from fedlib.datasets.writers import writers
@@ -215,6 +214,8 @@ def _severity(correlation: float) -> tuple[np.ndarray, np.ndarray]:
 
 def _intercept(positives: float, strength: float) -> float:
     """Return c with ``E sigmoid(strength s + c) = positives`` for a standard normal s."""
+    from scipy.optimize import brentq  # slow to import, and seldom wanted
+
     s = np.linspace(-9, 9, 2001)
     density = np.exp(-(s**2) / 2)
     density /= density.sum()

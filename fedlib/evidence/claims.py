@@ -19,7 +19,6 @@ from typing import Any, Literal, NotRequired, get_type_hints
 
 import numpy as np
 import pandas as pd
-from scipy import stats
 from typing_extensions import TypedDict
 
 from fedlib import datasets, paths
@@ -205,6 +204,8 @@ class Measured:
         It is the whole line when some seeds diverged and others did not, and a point at infinity
         when all did. Shares have the exact interval of Clopper and Pearson.
         """
+        from scipy import stats  # a quarter of the time of a start, and seldom wanted
+
         if self.share:
             test = stats.binomtest(int(self.low.sum()), len(self.low))
             return tuple(test.proportion_ci(level, method="exact"))
@@ -520,6 +521,8 @@ def more_seeds(got: Measured, level: float, asks: str, least: float, most: float
     least, most
         The band; for ``"better"`` that of differences that do not matter.
     """
+    from scipy import stats
+
     middle = (got.low + got.high) / 2
     if got.share or len(middle) < 2 or not np.isfinite(middle).all() or (got.low != got.high).any():
         return ""
