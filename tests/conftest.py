@@ -1,6 +1,7 @@
 """Shared by all tests: one thread, so that small products are not slowed down by waiting."""
 
 import json
+import os
 import signal
 
 import pytest
@@ -31,9 +32,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def verdicts(tmp_path_factory: pytest.TempPathFactory, testrun_uid: str) -> dict[str, list[dict]]:
+def verdicts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict]]:
     """Judge every claim of every paper, once for all processes of a run; return the rows."""
-    page = tmp_path_factory.getbasetemp().parent / f"verdicts-{testrun_uid}.json"
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID", os.getpid())
+    page = tmp_path_factory.getbasetemp().parent / f"verdicts-{run}.json"
     with FileLock(page.with_suffix(".lock")):
         if not page.exists():
             rows = {paper: claims.judge(paper) for paper in claims.papers()}
