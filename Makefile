@@ -7,15 +7,17 @@ READY  := $(VENV)/.ready
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help book test mutants lab bench gpu strip clean
+.PHONY: help book test test-avx2 mutants lab bench gpu ages strip clean
 
 help:
 	@echo "make book    run every notebook and build the book (_build/html/index.html)"
 	@echo "make test    check the code, the notebooks and the built book"
+	@echo "make test-avx2  the tests of numbers again, without AVX512"
 	@echo "make mutants MODULE=fedlib/engine/data.py: put mistakes into it; does a test notice?"
 	@echo "make lab     open the notebooks in JupyterLab"
 	@echo "make bench   time the hot path against a plain loop"
 	@echo "make gpu     check a GPU against the CPU, time it, go on with the large records"
+	@echo "make ages    write down what the history says of rules and records"
 	@echo "make strip   clear the notebooks' outputs before a commit"
 	@echo "make clean   remove what was built; the environment in $(VENV) stays"
 	@echo
@@ -39,9 +41,26 @@ $(READY): requirements.txt constraints.txt pyproject.toml
 book: $(READY)
 	@$(BIN)/python book/build.py
 
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 test: $(READY)
 	@$(BIN)/ruff check
-	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	@$(PYTEST)
+
+# A processor without AVX512 gives another last bit. These make of one with it such a processor, and
+# change nothing on one without; test_instructions.py asks each library whether it has heard.
+AVX2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 \
+  NPY_DISABLE_CPU_FEATURES="X86_V4 AVX512_ICL AVX512_SPR" OPENBLAS_CORETYPE=Haswell \
+  NUMBA_CPU_NAME=haswell NUMBA_CPU_FEATURES=
+NUMBERS := averages beyond errata foundations gener* hierarchy* instructions local mixing models \
+  own_model participation personalization* properties steps targets theory* tiers* vertical* \
+  writers
+test-avx2: $(READY)
+ifeq ($(shell uname -m),x86_64)
+	@$(AVX2) $(PYTEST) -m "not slow" $(NUMBERS:%=tests/test_%.py) \
+	  tests/test_experiments.py::test_the_stored_smoke_record_is_made_again
+else
+	@echo "This is no x86-64 processor: there is no AVX2 to fall back to."
+endif
 
 # A sample of the mistakes; SAMPLE=0 tries all. TESTS names the tests, if not those that import it.
 SAMPLE ?= 40
@@ -61,6 +80,9 @@ OUT     ?= runs/gpu
 ENOUGH  := $(shell "$(PYTHON)" -c 'import fedlib.gpu, sklearn' 2>/dev/null && echo yes)
 gpu: $(if $(ENOUGH),,$(READY))
 	@"$(if $(ENOUGH),$(PYTHON),$(BIN)/python)" -m fedlib gpu --minutes $(MINUTES) --out "$(OUT)"
+
+ages: $(READY)
+	@$(BIN)/python -m fedlib.evidence.ages
 
 strip: $(READY)
 	@$(BIN)/python book/strip.py

@@ -42,11 +42,11 @@ OWNERS = 50  # of made-up data whose rows have owners
 
 
 @functools.lru_cache(maxsize=2)
-def stand_in(name: str, rows: int, tests: int = OWNERS) -> datasets.Dataset:
-    """Return random data of a card's shape."""
+def stand_in(name: str, rows: int) -> datasets.Dataset:
+    """Return random data of a card's shape, every class in both parts."""
     card, rng = datasets.card(name), np.random.default_rng(0)
     parts, text = [], card.format == "plays-folder"
-    for count in (rows, tests):
+    for count in (rows, OWNERS):
         x = rng.standard_normal((count, *card.shape), dtype=np.float32)
         x = rng.integers(0, len(card.classes), x.shape, dtype=np.uint8) if text else x
         parts += [x, rng.permutation(np.arange(count) % len(card.classes))]
@@ -54,7 +54,7 @@ def stand_in(name: str, rows: int, tests: int = OWNERS) -> datasets.Dataset:
     if not text and card.generator.get("kind") != "writers":
         return datasets.Dataset(*made)
     names = tuple(f"owner {n}" for n in range(OWNERS))
-    return OwnedDataset(*made, Owners(names, np.arange(rows) % OWNERS, np.arange(tests)))
+    return OwnedDataset(*made, Owners(names, np.arange(rows) % OWNERS, np.arange(OWNERS)))
 
 
 def columns_stand_in(name: str, **options) -> Columns:
@@ -105,10 +105,10 @@ def test_one_round_of_every_experiment_of_every_profile(paper, name, profile, mo
         }
         short["runs"] = [run | {k: 40 for k in run if k == "rows"} for run in settings["runs"]]
         monkeypatch.setattr(columnwise, "load_columns", columns_stand_in)
-    sizes = (40, 10) if paper == "tiers" else (400,)  # of both parts; copies of whole ResNets
+    rows = 40 if paper == "tiers" else 400
     if paper in CLOCKED and "minibatches" not in settings:
-        sizes = (4000,)
-    monkeypatch.setattr(datasets, "load", lambda name, **options: stand_in(name, *sizes))
+        rows = 4000
+    monkeypatch.setattr(datasets, "load", lambda name, **options: stand_in(name, rows))
     asked = {**settings, **short}
     if "tuned" in asked:
         asked = tuning.apply(asked, {run["run"]: 1e-3 for run in asked["runs"]})

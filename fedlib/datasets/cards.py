@@ -67,7 +67,8 @@ class Card:
 
     ``shape`` is ``(channels, height, width)``, ``(views, height, width)`` or ``(steps, features)``.
     ``stands_in_for`` and ``cannot_show`` are empty unless the set serves as a substitute
-    for another one. ``generator`` holds kind, seed and options of a set that is made.
+    for another one. ``generator`` holds kind, seed and options of a set that is made. The hash of
+    made columns is that of the records' machine; any machine verifies them by ``rounded_sha256``.
     """
 
     name: str
@@ -88,6 +89,7 @@ class Card:
     traps: tuple[str, ...] = ()
     if_missing: str = ""
     generator: Mapping[str, Any] = field(default_factory=dict)
+    rounded_sha256: str = ""
 
     __pydantic_config__ = CLOSED
 

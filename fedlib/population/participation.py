@@ -381,9 +381,6 @@ class Trace(Participation):
         object.__setattr__(self, "recorded", recorded)
         object.__setattr__(self, "digest", digest(recorded)[:16])
 
-    def __repr__(self) -> str:
-        return f"Trace({len(self.recorded)} rounds of {self.N} clients, {self.digest})"
-
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Trace) and self.digest == other.digest
 

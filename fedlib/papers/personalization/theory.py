@@ -511,6 +511,7 @@ def theorem_3_printed(c: Constants, R: float, M: float, steps: float, p: float) 
 def theorem_3_corrected(c: Constants, R: float, M: float, steps: float) -> Bound:
     """Return the terms of Theorem 3 with their units repaired, every hidden factor 1.
 
+    A repair of units and no proved bound; the chapter proves another one, without a floor.
     ``ζ̄_i + L²D²`` stands for ``ζ̄_i``, which covers the term of fourth order that the proof drops.
     """
     share = c.kappa_phi**2 * c.L

@@ -34,6 +34,7 @@ import numpy as np
 from scipy import sparse
 
 from fedlib.engine.checks import check_whole_number
+from fedlib.engine.pilot import few_passes
 from fedlib.errors import unknown
 from fedlib.papers.vertical.compiled import Compiled
 from fedlib.papers.vertical.problem import Problem
@@ -318,6 +319,7 @@ class Simulation:
 # --- the entry ------------------------------------------------------------------------------------
 
 
+@few_passes
 def simulate_parties(
     problem: Problem,
     method: str,

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
+from fedlib.engine.pilot import few_passes
 from fedlib.errors import unknown
 from fedlib.papers.vertical.algorithm import Simulation, drive, simulate_parties
 from fedlib.papers.vertical.compiled import DONE, Compiled, run_rounds
@@ -103,6 +104,7 @@ def afsvrg_vp(problem: Problem, lr: float, *, active: int | Sequence[int], **set
     return simulate_parties(problem, "svrg", lr, active=active, backward=False, **settings)
 
 
+@few_passes
 def synchronous(
     problem: Problem,
     method: str,
