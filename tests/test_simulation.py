@@ -289,6 +289,32 @@ def test_checkpoint_of_another_start_or_trace_is_refused(tmp_path):
         simulate(FedAvg(traces[1], **MINI), task, 4, **options)
 
 
+@dataclasses.dataclass(frozen=True)
+class Pulled(FedAvg):
+    """FedAvg whose models are moved by the sum of a long array after every round."""
+
+    pull: np.ndarray = dataclasses.field(kw_only=True)
+
+    def round(self, state, task, drawn):
+        state, metrics = super().round(state, task, drawn)
+        return dataclasses.replace(state, x=state.x + float(self.pull.sum())), metrics
+
+
+def test_an_algorithm_that_differs_within_a_long_array_has_a_checkpoint_of_its_own(tmp_path):
+    pulls = np.zeros((2, 2000))
+    pulls[1, 1000] = 0.01
+    one, other = (Pulled(pt.Full(N), 0.05, pull=pull) for pull in pulls)
+    assert repr(one) == repr(other), "what is printed leaves the difference out"
+    alone = trained("pulled", algorithm=other)
+    trained("pulled", tmp_path, algorithm=one, rounds=ROUNDS)
+    with pytest.raises(FedlibError, match="belongs to another run"):
+        trained("pulled", tmp_path, algorithm=other)
+    (tmp_path / "run.pt").unlink()
+    for pull in (pulls[1], pulls[1].copy()):  # the second call goes on from the first one's end
+        again = trained("pulled", tmp_path, algorithm=dataclasses.replace(other, pull=pull))
+        assert again.frame.equals(alone.frame) and torch.equal(again.state.x, alone.state.x)
+
+
 def test_every_flipped_bit_of_a_checkpoint_is_noticed(tmp_path):
     trained("amplified", tmp_path)
     path = tmp_path / "run.pt"

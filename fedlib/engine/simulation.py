@@ -19,6 +19,7 @@ from tqdm.auto import tqdm
 
 from fedlib.engine.checks import check_whole_number, checked_seeds
 from fedlib.engine.draws import ahead
+from fedlib.engine.pilot import few_rounds
 from fedlib.engine.protocols import Algorithm, K, S, State, TaskLike
 from fedlib.errors import FedlibError
 from fedlib.files import check_regular, digest, make_folder, publish
@@ -50,6 +51,7 @@ class History:
     diverged: dict[int, int] | dict[str, dict[int, int]]
 
 
+@few_rounds
 def simulate(
     algorithm: Algorithm[S, K],
     task: K,
@@ -129,15 +131,16 @@ def simulate(
     runs = _named(name, state.seeds)
     measure = evaluate or (lambda s, k: _evaluate(s, k, runs, splits, limit))
     first, rows, diverged = state.t, [], {}
-    label = (
-        f"{name!r}: {algorithm!r} from {first} for {rounds} rounds, seeds {state.seeds}, models "
-        f"{tuple(state.x.shape)}, evaluated {_when(evaluate_every, looks)} on {splits}, "
-        f"limit {limit}"
-    )
+    label = ""
     if checkpoint is not None:
-        label += f", task {_digest(task)}, start {digest(list(_fields(state).values()))[:16]}"
+        label = (
+            f"{name!r}: {type(algorithm).__name__} {digest(algorithm)[:16]} from {first} for "
+            f"{rounds} rounds, seeds {state.seeds}, models {tuple(state.x.shape)}, evaluated "
+            f"{_when(evaluate_every, looks)} on {splits}, limit {limit}, task {_digest(task)}, "
+            f"start {digest(list(_fields(state).values()))[:16]}"
+        )
         if Path(checkpoint).exists():
-            state, rows, diverged = _restore(Path(checkpoint), state, label)
+            state, rows, diverged = _restore(Path(checkpoint), state, label, repr(algorithm))
     told = name if isinstance(name, str) else f"{len(runs)} runs"
     with tqdm(total=rounds, initial=state.t - first, desc=told, disable=not progress) as bar:
         if not rows:
@@ -154,7 +157,7 @@ def simulate(
             over = until is not None and done < rounds and time.monotonic() > until
             due = checkpoint_every and (done % checkpoint_every == 0 or done == rounds)
             if checkpoint is not None and (due or over):
-                _save(Path(checkpoint), state, rows, diverged, label)
+                _save(Path(checkpoint), state, rows, diverged, label, repr(algorithm))
             bar.update()
             if over:
                 raise OutOfTime(f"{told}: stopped in time after {done:,} of {rounds:,} rounds.")
@@ -235,18 +238,19 @@ def _digest(task: TaskLike) -> str:
     return task.digest()[:16] if hasattr(task, "digest") else type(task).__name__
 
 
-def _save(path: Path, state: State, rows: list, diverged: dict, label: str) -> None:
+def _save(path: Path, state: State, rows: list, diverged: dict, label: str, algorithm: str) -> None:
     """Write a checkpoint of plain values and tensors, with a hash of itself."""
     held = io.BytesIO()
     fields = {name: _plain(value, name) for name, value in _fields(state).items()}
-    torch.save({"label": label, "state": fields, "rows": rows, "diverged": diverged}, held)
+    whole = {"label": label, "algorithm": algorithm, "state": fields}
+    torch.save(whole | {"rows": rows, "diverged": diverged}, held)
     content = held.getvalue()
     make_folder(path.parent)
     publish(path, MARK + hashlib.sha256(content).hexdigest().encode() + b"\n" + content)
 
 
-def _restore(path: Path, state: S, label: str) -> tuple[S, list, dict]:
-    """Read a checkpoint; nothing in it is ever run."""
+def _restore(path: Path, state: S, label: str, algorithm: str) -> tuple[S, list, dict]:
+    """Read a checkpoint of this label; nothing in it is ever run. The algorithm is shown only."""
     try:
         check_regular(path, LARGEST)
         first, _, content = path.read_bytes().partition(b"\n")
@@ -258,8 +262,9 @@ def _restore(path: Path, state: S, label: str) -> tuple[S, list, dict]:
         raise FedlibError(f"Checkpoint {path} cannot be read ({error}). Delete it.") from error
     if held["label"] != label:
         raise FedlibError(
-            f"Checkpoint {path} belongs to another run.\n  found:    {held['label']}\n"
-            f"  expected: {label}\nDelete it or choose another file."
+            f"Checkpoint {path} belongs to another run.\n"
+            f"  found:    {held['label']}, {held.get('algorithm', '')}\n"
+            f"  expected: {label}, {algorithm}\nDelete it or choose another file."
         )
     if set(held["state"]) != set(_fields(state)):
         raise FedlibError(f"Checkpoint {path} does not hold a whole state. Delete it.")
