@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import datetime
 import errno
+import functools
 import hashlib
 import os
 import platform
+import re
 import stat
 import tempfile
 import time
-from collections.abc import Iterator
+import types
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -148,16 +152,61 @@ def cannot_write(path: Path, error: OSError) -> FedlibError:
 
 
 def digest(*things: Any) -> str:
-    """Return a SHA-256 of arrays, tensors and what else prints as it is, in lists or not."""
+    """Return a SHA-256 of what things hold, to the last entry, which ``repr`` may leave out.
+
+    Arrays and tensors count by their bytes, objects by their fields, functions by their qualified
+    name, their code and what they have closed over; all else counts as it prints.
+    """
     found = hashlib.sha256()
     for thing in things:
-        if isinstance(thing, list | tuple):
-            found.update(digest(*thing).encode())
-        elif isinstance(thing, np.ndarray | torch.Tensor):
-            array = thing.detach().cpu().numpy() if isinstance(thing, torch.Tensor) else thing
-            found.update(f"{array.dtype} {array.shape}".encode())
-            found.update(np.ascontiguousarray(array).tobytes())
-        else:
-            found.update(repr(thing).encode())
-        found.update(b"\0")
+        _feed(found, thing, ())
     return found.hexdigest()
+
+
+def _feed(found: Any, thing: Any, above: tuple[int, ...]) -> None:
+    """Add one thing to a hash; what holds itself is not followed twice."""
+    if isinstance(thing, np.ndarray | torch.Tensor) and thing.dtype != object:
+        array = thing.detach().cpu().numpy() if isinstance(thing, torch.Tensor) else thing
+        found.update(f"{array.dtype} {array.shape}".encode())
+        found.update(np.ascontiguousarray(array).tobytes())
+    elif (parts := _parts(thing)) is None:
+        found.update(repr(thing).encode())
+    elif id(thing) not in above:
+        inner = hashlib.sha256()
+        for part in parts:
+            _feed(inner, part, (*above, id(thing)))
+        found.update(inner.hexdigest().encode())
+    found.update(b"\0")
+
+
+def _parts(thing: Any) -> Iterable[Any] | None:
+    """Return what something is made of; None where it says all when it prints itself."""
+    match thing:
+        case list() | tuple():
+            return thing
+        case Mapping():
+            return [*thing.keys(), *thing.values()]
+        case set() | frozenset():
+            return sorted(map(digest, thing))
+        case np.ndarray():
+            return [thing.shape, thing.tolist()]
+        case functools.partial():
+            return [thing.func, thing.args, thing.keywords]
+        case types.MethodType() | types.BuiltinFunctionType():
+            return [thing.__qualname__, thing.__self__]
+        case types.FunctionType():
+            held = [cell.cell_contents for cell in thing.__closure__ or ()]
+            given = [thing.__defaults__, thing.__kwdefaults__]
+            return [thing.__module__, thing.__qualname__, thing.__code__, given, held]
+        case types.CodeType():
+            return [thing.co_code, thing.co_names, thing.co_consts]
+        case type() | types.ModuleType():
+            return None
+    fields = dataclasses.fields(thing) if dataclasses.is_dataclass(thing) else ()
+    own = {f.name: getattr(thing, f.name) for f in fields} | getattr(thing, "__dict__", {})
+    kept = {k: v for k, v in own.items() if not _cached(thing, k)}
+    return [re.sub(" at 0x[0-9A-Fa-f]+", "", repr(thing)), kept] if own else None
+
+
+def _cached(thing: Any, name: str) -> bool:
+    return isinstance(getattr(type(thing), name, None), functools.cached_property)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import gzip
 import hashlib
+import inspect
 import json
 import math
 import os
@@ -13,9 +16,12 @@ import tomllib
 import numpy as np
 import pandas as pd
 import pytest
+import sklearn.datasets
 import torch
 
 from fedlib import files, paths
+from fedlib.datasets import generators
+from fedlib.engine.steps import clip, momentum, scheduled
 from fedlib.errors import FedlibError
 from fedlib.evidence import catalogue, freshness, records
 
@@ -168,6 +174,36 @@ def test_digests_differ_by_value_type_and_shape():
     assert files.digest("ab", "c") != files.digest("a", "bc")
 
 
+@dataclasses.dataclass
+class Holds:
+    """Something with a field; its parts may hold it in turn."""
+
+    field: object
+
+
+def test_digests_see_what_is_not_printed():
+    """Each pair prints alike, or with its place in memory, which is another in every process."""
+    long, other = np.zeros(2000), np.zeros(2000)
+    other[1000] = 1
+    pairs = [
+        (long, other),
+        ({"a": long}, {"a": other}),
+        (Holds(long), Holds(other)),
+        (Holds([{1: long}]), Holds([{1: other}])),
+        (momentum(0.5), momentum(0.9)),
+        (scheduled(lambda t: 0.5), scheduled(lambda t: 0.9)),
+        (functools.partial(clip, 1.0), functools.partial(clip, 2.0)),
+        (Holds(long).__eq__, Holds(other).__eq__),
+    ]
+    for one, two in pairs:
+        assert files.digest(one) != files.digest(two), one
+    assert files.digest(momentum(0.5)) == files.digest(momentum(0.5))
+    assert files.digest(Holds(long)) == files.digest(Holds(long.copy()))
+    itself = Holds(0)
+    itself.field = [itself]
+    assert files.digest(itself) != files.digest(Holds([0]))
+
+
 def test_a_folder_that_cannot_be_written(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     with pytest.raises(FedlibError, match=r"Cannot write to .*file.*--out"):
@@ -233,13 +269,18 @@ def test_a_record_of_today_is_fresh_and_says_nothing(tmp_path):
     assert record.state == ("fresh", "") and "tale" not in record.provenance()
 
 
+STREAM, GRAD = "fedlib.engine.rng:stream", "fedlib.engine.tasks:Task.grad"
+TRAIN = "train-images-idx3-ubyte.gz"
+
+
 @pytest.mark.parametrize(
     "change, why",
     [
         (lambda m: dict(settings=m["settings"] | {"local_steps": 6}), "Settings.*local_steps"),
         (lambda m: dict(cards={"fashion-mnist": "0"}), "data card.*fashion-mnist"),
         (lambda m: dict(code=m["code"] | {"Task.grad": "0"}), "Code.*Task.grad"),
-        (lambda m: dict(code={k: v for k, v in m["code"].items() if k != "stream"}), "stream"),
+        (lambda m: dict(code={k: v for k, v in m["code"].items() if k != STREAM}), STREAM),
+        (lambda m: dict(data={TRAIN: "0" * 64}), "Data have changed: fashion-mnist"),
     ],
 )
 def test_what_makes_a_record_stale(change, why, tmp_path):
@@ -264,16 +305,16 @@ def test_words_about_an_experiment_make_nothing_stale(tmp_path):
 
 
 def test_changed_code_that_the_small_run_went_through_is_checked(tmp_path):
-    now, before = manifest()["code"], manifest()["code"] | {"Task.grad": "0", "gone": "1"}
+    now, before = manifest()["code"], manifest()["code"] | {GRAD: "0", "gone": "1"}
     today = freshness.now(catalogue.settings(PAPER, "fig1", "smoke"))["code"]
-    small = today | {"Task.grad": "0", "gone": "1"}  # what the small run went through then
+    small = today | {GRAD: "0", "gone": "1"}  # what the small run went through then
     then = freshness.digest(small)
     noted = freshness.seen(freshness.seen({}, small), today)
     seen, tables = noted["seen"], noted["tables"]
     for found, word in (
         (noted, "checked"),
-        (noted | {"seen": seen | {"Task.grad": ["0"]}}, "stale"),  # the present code was never run
-        (noted | {"seen": seen | {"Task.grad": [now["Task.grad"]]}}, "stale"),  # nor the record's
+        (noted | {"seen": seen | {GRAD: ["0"]}}, "stale"),  # the present code was never run
+        (noted | {"seen": seen | {GRAD: [now[GRAD]]}}, "stale"),  # nor the record's
         (noted | {"seen": seen | {"gone": []}}, "stale"),
         (noted | {"tables": tables[:1]}, "stale"),  # both parts, but never all of them together
         (noted | {"tables": tables[1:]}, "stale"),
@@ -284,7 +325,7 @@ def test_changed_code_that_the_small_run_went_through_is_checked(tmp_path):
         assert record.state.word == word, found
     records.save(tmp_path, FRAME, manifest(profile="smoke") | noted)
     record = stored(tmp_path, code=before, small=then)
-    assert record.state.why.startswith("Code has changed (Task.grad, gone)")
+    assert record.state.why.startswith(f"Code has changed ({GRAD}, gone)")
     assert "Checked: the code has changed since" in record.provenance()
     assert stored(tmp_path, code=before).state.word == "stale", "which small run, is not known"
     other = manifest()["settings"] | {"local_steps": 6}
@@ -293,6 +334,98 @@ def test_changed_code_that_the_small_run_went_through_is_checked(tmp_path):
     page = tmp_path / PAPER / "fig1.smoke.json"
     page.write_text(page.read_text().replace('"rows": "', '"rows": "0'))
     assert stored(tmp_path, code=before, small=then).state.word == "stale", "an edited small run"
+
+
+def older(code):
+    """Return a table as it was written before: by plain names, those of one name together."""
+    short = {}
+    for name, found in code.items():
+        short.setdefault(name.partition(":")[2], set()).add(found.partition(".")[0])
+    return {name: "+".join(sorted(found)) for name, found in short.items()}
+
+
+def test_a_table_with_plain_names_is_compared_hash_by_hash(tmp_path):
+    before = older(manifest()["code"])
+    assert before.keys() >= {"Task.grad", "stream"} and "+" in before["_checked"]
+    assert stored(tmp_path, code=before).state.word == "fresh"
+    two = before["_checked"].split("+")
+    for name, found in (("stream", "0"), ("_checked", two[0]), ("_checked", f"{two[0]}+0")):
+        state = stored(tmp_path, code=before | {name: found}).state
+        assert state.word == "stale" and name in state.why, "one of two of that name has changed"
+    unknown = {name: found for name, found in before.items() if name != "stream"}
+    small = freshness.now(catalogue.settings(PAPER, "fig1", "smoke"))["code"]
+    noted = freshness.seen(freshness.seen({}, older(small)), small)
+    for found, word in ((freshness.seen({}, older(small)), "stale"), (noted, "checked")):
+        records.save(tmp_path, FRAME, manifest(profile="smoke") | found)
+        record = stored(tmp_path, code=unknown, small=freshness.digest(older(small)))
+        assert record.state.word == word, "what nobody looked for then was seen since, or was not"
+
+
+def test_a_definition_that_has_moved_has_not_changed(tmp_path):
+    code = manifest()["code"]
+    moved = {name.replace("fedlib.engine.rng:", "fedlib.chance:"): f for name, f in code.items()}
+    assert moved != code and stored(tmp_path, code=moved).state.word == "fresh"
+    moved["fedlib.chance:stream"] = "0"
+    assert "fedlib.chance:stream" in stored(tmp_path, code=moved).state.why
+
+
+# --- data made again ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("paper", "experiment", "profile"),
+    [
+        ("participation", "fig1", "smoke"),  # digits, that come with scikit-learn
+        ("vertical", "credit-convex", "smoke"),  # columns that come with it
+        ("vertical", "e2006-robust", "smoke"),  # columns that are made
+        ("tiers", "fig4", "smoke"),  # made
+        ("hierarchy", "fig8", "smoke"),  # made from digits
+    ],
+)
+def test_data_that_can_be_made_are_made_again(paper, experiment, profile, monkeypatch):
+    m = records.load(paper, experiment, profile).manifest
+    settings = catalogue.settings(paper, experiment, profile)
+    now = m | freshness.now(settings)
+    assert freshness.judge(now, settings, again=True) == ("fresh", "")
+    (part,) = m["data"].keys() - {"as used"}
+    other = now | {"data": m["data"] | {part: "0" * 64}}
+    told = ("stale", f"Data have changed: {settings['dataset']}.")
+    assert freshness.judge(other, settings, again=True) == told
+    assert freshness.judge(now | {"data": {"as used": "0"}}, settings, again=True) == told
+
+
+@pytest.mark.parametrize("module", ["generators", "writers"])
+def test_a_generator_that_makes_other_data_is_noticed(module, monkeypatch):
+    """Whatever the hash of the code says: here only what the generator computes has changed."""
+    paper, experiment, kind = ("tiers", "fig4", "ehr-like")
+    if module == "writers":
+        paper, experiment, kind = ("hierarchy", "fig8", "writers")
+    make = generators.KINDS[kind]
+
+    def otherwise(*args, **options):
+        x, y = make(*args, **options)
+        return x, y[::-1].copy()
+
+    otherwise.__signature__ = inspect.signature(make)
+    monkeypatch.setitem(generators.KINDS, kind, otherwise)
+    monkeypatch.setattr(generators, "_kept", {})
+    freshness._made.cache_clear()
+    settings = catalogue.settings(paper, experiment, "smoke")
+    now = records.load(paper, experiment, "smoke").manifest | freshness.now(settings)
+    assert freshness.judge(now, settings, again=True).why.startswith("Data have changed")
+    assert freshness.judge(now, settings).word == "fresh", "nothing is made where nobody asks"
+    freshness._made.cache_clear()
+
+
+def test_rows_of_a_bundled_set_that_are_others_are_told_not_thrown(monkeypatch):
+    freshness._made.cache_clear()
+    held = sklearn.datasets.load_breast_cancer()
+    held.data = held.data + 1
+    monkeypatch.setattr(sklearn.datasets, "load_breast_cancer", lambda: held)
+    settings = catalogue.settings("vertical", "credit-convex", "smoke")
+    now = records.load("vertical", "credit-convex", "smoke").manifest | freshness.now(settings)
+    assert freshness.judge(now, settings, again=True).word == "stale"
+    freshness._made.cache_clear()
 
 
 # --- rows that are not the manifest's -------------------------------------------------------------
@@ -348,14 +481,6 @@ def test_a_pipe_is_not_waited_for(name, tmp_path):
     os.mkfifo(place)
     with pytest.raises(FedlibError, match="not a regular file"):
         records.load(PAPER, "fig1", "quick", tmp_path)
-
-
-def test_from_a_minute_on_a_record_says_how_long_it_took(tmp_path, monkeypatch):
-    for seconds, told in ((59.9, ""), (60.0, "1 min on CPU"), (150.1, "3 min on CPU")):
-        held = stored(tmp_path, wall_seconds=seconds)
-        monkeypatch.setattr(records, "load", lambda *_, held=held: held)
-        assert records.took(PAPER, "fig1", "quick") == told
-        monkeypatch.undo()
 
 
 # --- comparing two runs ---------------------------------------------------------------------------

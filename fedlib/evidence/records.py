@@ -34,6 +34,13 @@ class MissingRecord(FedlibError):
     """No stored record for an experiment; the message says how to make one."""
 
 
+class Rule(Page):
+    """A claim's rule on the day of a record, see :mod:`fedlib.evidence.ages`: two hashes."""
+
+    text: str
+    code: str  # of its measures
+
+
 class Manifest(Page):
     """What a record says about itself; see :func:`fedlib.evidence.experiments.run`."""
 
@@ -47,7 +54,8 @@ class Manifest(Page):
     data: dict[str, str]  # SHA-256 of what was read
     fidelity: str
     diverged: dict[str, dict[str, int]]  # run: seed: round
-    rules: NotRequired[dict[str, str]]  # the claims' rules that are older than the rows
+    rules: NotRequired[dict[str, Rule | str]]  # by claim; once one hash of text and code together
+    looked: NotRequired[str]  # when an earlier record of the experiment was first looked at
     tuning: NotRequired[dict[str, Any]]
     device: str
     instructions: str
@@ -95,6 +103,16 @@ class Record:
     @property
     def state(self) -> State:
         """Whether the present code would give these rows: fresh, checked or stale, and why."""
+        return self.compared()
+
+    def compared(self, again: bool = False) -> State:
+        """Compare the record with the present code, settings, data cards and tuning.
+
+        Parameters
+        ----------
+        again
+            Make data again that can be made, too, which takes seconds.
+        """
         m = self.manifest
         try:
             now = catalogue.settings(m["paper"], m["experiment"], m["profile"])
@@ -109,8 +127,8 @@ class Record:
             small = _stored(rows, (m["paper"], m["experiment"], "smoke")).manifest
             smoke = catalogue.settings(m["paper"], m["experiment"], "smoke")
         except FedlibError:
-            return judge(m, now)
-        return judge(m, now, small if "seen" in small else None, smoke)
+            return judge(m, now, again=again)
+        return judge(m, now, small if "seen" in small else None, smoke, again)
 
     def provenance(self) -> str:
         """Return two lines for readers: profile, data, seeds, staleness; date, commit, device."""
@@ -262,16 +280,6 @@ def _content(path: Path) -> bytes:
         return file.read()
 
 
-def took(paper: str, experiment: str, profile: str) -> str:
-    """Say how long a stored record took and where; empty where none is stored, or no minute."""
-    try:
-        held = load(paper, experiment, profile).manifest
-    except MissingRecord:
-        return ""
-    minutes = held["wall_seconds"] / 60
-    return f"{minutes:.0f} min on {held['device']}" if minutes >= 1 else ""
-
-
 def stored(out: str | Path | None = None, profile: str = "*") -> list[Record]:
     """Return every stored record, of one profile or of all, in the order of papers and names."""
     return [
@@ -344,14 +352,16 @@ def join(
     for m in every:
         for run, lost in m["diverged"].items():
             diverged.setdefault(run, {}).update(lost)
-    rules = [set(m.get("rules", {}).items()) for m in every]
+    rules = {claim: rule for claim, rule in first.get("rules", {}).items()
+             if all(m.get("rules", {}).get(claim) == rule for m in every)}  # fmt: skip
+    looked = [m["looked"] for m in every if "looked" in m]
     several = {key: " and ".join(dict.fromkeys(m[key] for m in every))
                for key in ("commit", "device", "instructions")}  # fmt: skip
     versions = {key: " and ".join(dict.fromkeys(m["versions"].get(key, "?") for m in every))
                 for key in first["versions"]}  # fmt: skip
     manifest = first | several | {
         "seeds": sorted(seeds), "diverged": diverged, "versions": versions,
-        "rules": dict(set.intersection(*rules)),
+        "rules": rules, **({"looked": min(looked)} if looked else {}),
         "wall_seconds": round(sum(m["wall_seconds"] for m in every), 1),
         "date": max(m["date"] for m in every), "joined": [m["rows"] for m in every],
     }  # fmt: skip
