@@ -137,7 +137,8 @@ def test_a_tuned_experiment_says_where_its_values_come_from(paper):
         experiments.run("participation", "tuned", "smoke", out=paper, progress=False)
     rates = experiments.run("participation", "grid", "smoke", out=paper, progress=False)
     assert rates.manifest["seeds"] == [1001, 1002]
-    assert {"training", "grid"} <= rates.manifest["code"].keys(), "both studies count"
+    names = {name.partition(":")[2] for name in rates.manifest["code"]}
+    assert {"training", "grid"} <= names, "both studies count"
     made = experiments.run("participation", "tuned", "smoke", out=paper, progress=False)
     told = made.manifest["tuning"]
     assert told["record"] == "grid.smoke" and told["rows"] == rates.manifest["rows"]
@@ -200,6 +201,14 @@ def test_joined_seeds_are_the_seeds_run_together(tmp_path):
     m = made.manifest
     assert m["seeds"] == [1, 2, 3] and len(m["joined"]) == 2 and made.state.word == "fresh"
     assert m["wall_seconds"] >= 0 and m["settings"] == whole.manifest["settings"]
+    assert m["rules"] == whole.manifest["rules"] != {} and "looked" not in m
+    old = tmp_path / "old"
+    for part, day, more in (("a", "2026-01-02", {"Y": "2"}), ("b", "2026-01-01", {})):
+        held = records.load("participation", "factor", "smoke", tmp_path / part)
+        told = held.manifest | {"looked": day, "rules": {"X": "1"} | more}
+        records.save(old / part, held.frame, told)
+    told = records.join("participation", "factor", "smoke", [old / "a", old / "b"], old).manifest
+    assert (told["looked"], told["rules"]) == ("2026-01-01", {"X": "1"})
     with pytest.raises(FedlibError, match=r"Seeds \[3\] are in more than one"):
         records.join("participation", "factor", "smoke", [tmp_path / "b", tmp_path / "c"])
     other = records.load("participation", "factor", "smoke", tmp_path / "b")

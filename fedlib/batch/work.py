@@ -16,7 +16,7 @@ from fedlib import files
 from fedlib.batch.grid import BatchJob
 from fedlib.batch.units import Unit, together
 from fedlib.errors import FedlibError
-from fedlib.evidence import claims, experiments, freshness, records
+from fedlib.evidence import ages, experiments, freshness, measures, records
 from fedlib.evidence.records import Record
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
@@ -148,9 +148,7 @@ def _give(unit: Unit, job: BatchJob, whole: Record, folder: Path) -> None:
     told = m | {
         "settings": s, "seeds": list(job.seeds), "diverged": diverged,
         "wall_seconds": round(m["wall_seconds"] / len(unit.jobs), 1),
-        "rules": experiments.older_rules(
-            job.paper, job.experiment, job.profile, job.seeds, place(folder, job)
-        ),
+        **ages.looked(job.paper, job.experiment, job.profile, place(folder, job)),
         **freshness.now(s), **({"beside": beside} if beside else {}),
     }  # fmt: skip
     records.save(place(folder, job), rows.reset_index(drop=True), told)
@@ -172,7 +170,7 @@ def headline(folder: Path, job: BatchJob) -> float | None:
             return _printed(place(folder, job) / "notebook.ipynb")
         held = record(folder, job)
         asked = {"run": held.frame["run"].iloc[0], "metric": "loss", "split": "train"}
-        found = float(claims.last(held, **(asked | job.headline)).mean(skipna=False))
+        found = float(measures.last(held, **(asked | job.headline)).mean(skipna=False))
     except (FedlibError, KeyError, ValueError, IndexError):
         return None
     return found if math.isfinite(found) else None

@@ -9,7 +9,7 @@ import platform
 import shutil
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from fedlib.engine import convolution
 from fedlib.engine.checks import checked_seeds
 from fedlib.engine.cores import steady
 from fedlib.errors import FedlibError, unknown
-from fedlib.evidence import catalogue, claims, freshness, records, tuning
+from fedlib.evidence import ages, catalogue, duration, freshness, records, tuning
 from fedlib.evidence.catalogue import profiles, settings
 from fedlib.evidence.records import Record
 from fedlib.papers.job import Job, run_seeds, study
@@ -61,6 +61,7 @@ def run(
     until: float | None = None,
     replace: bool = False,
     changes: Mapping[str, Any] | None = None,
+    announce: Callable[[duration.Plan], None] | None = None,
 ) -> Record:
     """Run an experiment and store its record.
 
@@ -87,6 +88,9 @@ def run(
         Let the new record take the place of one with other seeds or settings.
     changes
         Other values for some settings, see :func:`fedlib.evidence.catalogue.change`.
+    announce
+        Is told what is about to be run, when nothing is in its way, for
+        :func:`fedlib.evidence.duration.expect`; an error of its own keeps it from being run.
 
     Returns
     -------
@@ -118,12 +122,15 @@ def run(
     how = (s, chosen, place, tuned, *[tf32] * (place == "cuda"))
     mark = freshness.digest([repr(how), present["code"], present["cards"]])
     folder = home / f".{experiment}.{profile}.{mark}"
-    rules = older_rules(paper, experiment, profile, chosen, out)
-    began, commit, before = time.perf_counter(), _commit(), _seconds(folder)
+    rules, looked = ages.rules(paper, experiment), ages.looked(paper, experiment, profile, out)
+    commit, before = _commit(), _seconds(folder)
     used = tuning.apply(s, tuned["chosen"]) if tuned else s
     job = Job(used, chosen, place, folder, progress, until=until)
     lock = home / f".{experiment}.{profile}.lock"
     with files.folder_for(home), files.only_one(lock, f"{paper} {experiment}, profile {profile},"):
+        if announce is not None:
+            announce(duration.Plan(paper, experiment, profile, s, job, out, before))
+        began = time.perf_counter()
         try:
             with steady():
                 outcome = study(s["kind"])(job)
@@ -142,6 +149,7 @@ def run(
             "fidelity": _fidelity(s["dataset"]) if outcome.hashes else "none",
             "diverged": outcome.diverged,
             "rules": rules,
+            **looked,
             "small": _small(paper, experiment),
             **({"tuning": tuned} if tuned else {}),
             **present,
@@ -203,25 +211,6 @@ def choose_seeds(s: dict[str, Any], seeds: int | Sequence[int] | None) -> tuple[
     return chosen
 
 
-def older_rules(
-    paper: str, experiment: str, profile: str, seeds: Sequence[int], out: str | Path
-) -> dict[str, str]:
-    """Return the hashes of the rules that are older than the record about to be made.
-
-    Making a record again with some of its seeds makes no rule older than it was.
-    """
-    now = claims.rules(paper, experiment) if paper in claims.papers() else {}
-    for place in (out, None):
-        try:
-            before = records.load(paper, experiment, profile, place).manifest
-        except FedlibError:
-            continue
-        if set(before["seeds"]) & set(seeds):
-            then = before.get("rules", {})
-            now = {name: rule for name, rule in now.items() if then.get(name) == rule}
-    return now
-
-
 def _small(paper: str, experiment: str) -> str | None:
     """Return a hash of the code of the experiment's smoke run, None where there is none."""
     if "smoke" not in profiles(paper, experiment):
@@ -252,13 +241,23 @@ def obtain(
     """Return a record: stored for ``replay``; for any other profile run, if it is not there yet.
 
     A record that is there is taken when the present code, settings, seeds, tuning and kind of
-    device made it. This is what the notebooks call; the command line calls :func:`run`.
+    device made it. This is what the notebooks call; the command line calls :func:`run`. What is
+    run, and takes more than seconds, first prints how long it is expected to take.
     """
     if profile == "replay":
         return records.load(paper, experiment, "largest", out)
     out = out or "runs"
-    made = _made(paper, experiment, profile, seeds, device, out)
-    return made or run(paper, experiment, profile, seeds, device, out)
+    if made := _made(paper, experiment, profile, seeds, device, out):
+        return made
+    tell = None if profile == "smoke" else _tell
+    return run(paper, experiment, profile, seeds, device, out, announce=tell)
+
+
+def _tell(plan: duration.Plan) -> None:
+    """Print how long a run is expected to take, unless that is seconds."""
+    expected = duration.expect(plan)
+    if expected.seconds is None or expected.left > 10:
+        print(f"{plan.paper} {plan.experiment}, profile {plan.profile}: {expected}")
 
 
 def _made(
@@ -317,6 +316,8 @@ def check(paper: str, experiment: str, out: str | Path, progress: bool = True) -
     )  # fmt: skip
     if found := records.differences(held.frame, made.frame, alike):
         return found
+    if alike and old["data"] != new["data"]:
+        return f"the same rows from other data: {new['data']}, not {old['data']}"
     noted = old | freshness.seen(old, new["code"])
     if noted != old:
         records.save(None, held.frame, noted)
