@@ -95,13 +95,14 @@ def _print(rows: list[dict[str, Any]], as_json: bool, columns: list[str] | None 
 
 @app.command("list")
 def list_(as_json: Json = False) -> None:
-    """List every paper's experiments, the profiles they run at, and what stored ones took."""
-    from fedlib.evidence import catalogue, records
+    """List every paper's experiments, and how long the stored record of each profile took."""
+    from fedlib.evidence import catalogue, duration
 
     rows = [row for paper in catalogue.papers() for row in catalogue.describe(paper)]
     for row in rows:
-        each = {p: records.took(row["paper"], row["experiment"], p) for p in catalogue.PROFILES}
-        row["took"] = "; ".join(f"{profile} {took}" for profile, took in each.items() if took)
+        each = row["profiles"].split(", ")
+        told = [f"{p} {duration.told(row['paper'], row['experiment'], p)}" for p in each]
+        row["took"] = ", ".join(told)
     _print(rows, as_json)
 
 
@@ -122,11 +123,18 @@ def _seeds(text: str | None) -> int | list[int] | None:
     )
 
 
+def _somebody_is_there() -> bool:
+    """Whether a question would be read: in a script or a job's queue nobody answers."""
+    return sys.stdin is not None and sys.stdin.isatty()
+
+
 @app.command()
 def run(
     paper: Annotated[str, typer.Argument(help="For example: participation.")],
     experiment: Annotated[str, typer.Argument(help="For example: fig1. See: fedlib list.")],
-    profile: Annotated[str, typer.Option(help="smoke, quick or paper.")] = "quick",
+    profile: Annotated[
+        str, typer.Option(help="smoke, quick or paper; fedlib list says what took how long.")
+    ] = "quick",
     seeds: Annotated[
         str | None, typer.Option(help="How many, or which: 3, or 4,5,6. Default: the profile's.")
     ] = None,
@@ -139,15 +147,30 @@ def run(
         bool, typer.Option("--replace", help="Overwrite a record with other seeds or settings.")
     ] = False,
     changes: Changes = None,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Ask nothing before what takes more than an hour.")
+    ] = False,
 ) -> None:
-    """Run an experiment and store its record. Interrupted, it goes on when started again."""
+    """Say how long an experiment takes, run it and store its record.
+
+    Interrupted, it goes on when started again.
+    """
     from fedlib.batch.grid import values
-    from fedlib.evidence import experiments, records
+    from fedlib.evidence import ages, duration, experiments
+
+    def announce(plan: duration.Plan) -> None:
+        expected = duration.expect(plan, lambda text: typer.echo(text, err=True))
+        typer.echo(expected, err=True)
+        long = expected.left > duration.HOUR and not yes and _somebody_is_there()
+        if long and not typer.confirm("Start it? (--yes says so beforehand.)", err=True):
+            raise FedlibError(
+                "Not started. Take fewer --seeds or a smaller --profile, or start it with --yes."
+            )
 
     which, device = _seeds(seeds), experiments.choose_device(device)
     experiments.settings(paper, experiment, profile)  # before anything is looked for
-    if took := records.took(paper, experiment, profile):
-        typer.echo(f"The stored record took {took}.", err=True)
+    if not changes:
+        ages.committed(paper, experiment, profile)
     record = experiments.run(
         paper,
         experiment,
@@ -160,6 +183,7 @@ def run(
         None,
         replace,
         values(changes or []),
+        announce,
     )
     for name, where in record.manifest["diverged"].items():
         seeds = ", ".join(f"seed {seed} by round {t}" for seed, t in where.items())
@@ -183,7 +207,10 @@ def join(
     typer.echo(f"Wrote {record.path}, {len(record.manifest['seeds'])} seeds")
 
 
-SIGNS = {"holds": "✓", "contradicted": "✗", "undecided": "?", "no record": "-"}
+SIGNS = {
+    **{"holds": "✓", "smaller": "+", "level": "=", "reversed": "✗"},
+    **{"differs": "≠", "outside": "∉", "open": "?", "no record": "-"},
+}
 
 
 @app.command()
@@ -195,6 +222,7 @@ def claims(
     ] = None,
 ) -> None:
     """Judge the papers' claims from stored records."""
+    from fedlib.evidence import ages, scale
     from fedlib.evidence import claims as judge
 
     papers = [paper] if paper else judge.papers()
@@ -203,8 +231,12 @@ def claims(
         _print(rows, True)
         return
     for row in rows:
-        typer.echo(f"{row['id']}  {row['verdict'].upper()}  {row['told']}  ({row['record']})")
+        typer.echo(f"{row['id']}  {row['finding'].upper()}  {row['told']}  ({row['record']})")
         typer.echo(f"  {row['statement']}")
+        if row["data"]:
+            typer.echo(f"  {scale.told(row['scale'], row['data'])}")
+        for name, finding in row["readings"].items():
+            typer.echo(f"  read as {name}: {finding}")
         for check in row["checks"]:
             control = "" if check["essential"] else " (control)"
             typer.echo(f"    {SIGNS[check['outcome']]} {check['quantity']}{control}")
@@ -212,9 +244,8 @@ def claims(
             typer.echo(f"      {check['measured']}, asked: {check['asked']}{why}")
         for line in row["origins"]:
             typer.echo(f"  {line}")
-        age = "older" if row["foreseen"] else "younger"
-        typer.echo(f"  The rule is {age} than the record." if row["origins"] else "")
-    typer.echo("✓ holds  ✗ contradicted  ? undecided: asks for a better experiment  - no record")
+        typer.echo(f"  {ages.words(row['ages'])}" if row["ages"]["first_look"] else "")
+    typer.echo("  ".join(f"{sign} {word}" for word, sign in SIGNS.items()))
 
 
 @app.command()
@@ -227,7 +258,7 @@ def stale(
 
     rows = []
     for record in records.stored():
-        m, state = record.manifest, record.state
+        m, state = record.manifest, record.compared(again=True)
         if everything or state.word == "stale":
             again = catalogue.command(m["paper"], m["experiment"], profile=m["profile"])
             row = {"record": f"{m['paper']}/{m['experiment']}.{m['profile']}", "state": state.word}

@@ -1,1 +1,1 @@
-"""From an experiment to a record, and from records to verdicts."""
+"""From an experiment to a record, and from records to findings."""

@@ -1,8 +1,8 @@
 """What a paper's records answer: questions as readers bring them, each tied to one check.
 
 A ``findings.toml`` has an answer for every outcome that the check may have. Which of them is shown
-follows from the records, like the verdicts; nobody picks one. Where they have less than the paper's
-data and scale, the answer says so.
+follows from the records, like the findings of claims; nobody picks one. Every answer says at what
+scale and on which data it was measured.
 """
 
 from __future__ import annotations
@@ -10,23 +10,45 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NotRequired
+from typing import Any, NotRequired
 
 from fedlib import paths
 from fedlib.errors import FedlibError, unknown
-from fedlib.evidence import claims
+from fedlib.evidence import claims, outcomes, scale
 from fedlib.schema import Page, read_toml
 
+ANSWERS = {
+    "better": (outcomes.HOLDS, outcomes.SMALLER, outcomes.LEVEL, outcomes.REVERSED, outcomes.OPEN),
+    "no worse": (outcomes.HOLDS, outcomes.REVERSED, outcomes.OPEN),
+    "same": (outcomes.HOLDS, outcomes.DIFFERS, outcomes.OPEN),
+    "within": (outcomes.HOLDS, outcomes.OUTSIDE, outcomes.OPEN),
+}
+"""The outcomes that a check may have, by what it asks."""
 
-class Entry(Page):
-    """A finding as it stands in a ``findings.toml``; ``{measured}`` is the check's value."""
+
+class Answers(Page):
+    """A check, and an answer for each outcome that it may have.
+
+    In an answer ``{measured}`` is the check's value with its interval, and ``{size}`` how large it
+    is, as one would say it.
+    """
+
+    check: str  # its ``what``
+    holds: str
+    smaller: NotRequired[str]
+    level: NotRequired[str]
+    reversed: NotRequired[str]
+    differs: NotRequired[str]
+    outside: NotRequired[str]
+    open: str
+
+
+class Entry(Answers):
+    """A finding as it stands in a ``findings.toml``."""
 
     question: str
     claim: str
-    check: str  # its ``what``
-    holds: str
-    contradicted: str
-    undecided: str
+    beside: NotRequired[Answers]  # another check of the claim, whose answer follows the first
     front: NotRequired[bool]  # whether the front page asks it, too
 
 
@@ -45,17 +67,23 @@ class Finding:
     question
         As readers bring it.
     answer
-        By the outcome of the check, with a word on its scale.
+        By the outcome of the check, and of the one beside it.
+    paper
+        What the paper reports, in our words.
+    setting
+        At what scale and on which data the answer was measured; empty for what is exact.
     claim
         The claim that the check belongs to.
     outcome
-        What the check came to, see :mod:`fedlib.evidence.claims`.
+        What the first check came to, see :mod:`fedlib.evidence.outcomes`.
     front
         Whether the front page asks it, too.
     """
 
     question: str
     answer: str
+    paper: str
+    setting: str
     claim: str
     outcome: str
     front: bool
@@ -73,10 +101,25 @@ def _read(path: Path, paper: str) -> list[Entry]:
     for entry in found:
         if entry["claim"] not in known:
             raise unknown(f"claim in {path}:", entry["claim"], known)
-        asked = [check["what"] for check in known[entry["claim"]].get("check", [])]
-        if entry["check"] not in asked:
-            raise unknown(f"check of {entry['claim']} in {path}:", entry["check"], asked)
+        claim = known[entry["claim"]]
+        asked = {check["what"]: check for check in claim.get("check", [])}
+        for part in _parts(entry):
+            if part["check"] not in asked:
+                raise unknown(f"check of {entry['claim']} in {path}:", part["check"], asked)
+            wanted = {*ANSWERS[claims.question(claim, asked[part["check"]]).kind]}
+            given = {*part} & {*outcomes.OUTCOMES}
+            if given != wanted:
+                raise FedlibError(
+                    f"{path}, '{entry['question']}': the check may come out as "
+                    f"{', '.join(sorted(wanted))}; there are answers for "
+                    f"{', '.join(sorted(given))}."
+                )
     return found
+
+
+def _parts(entry: Entry) -> list[Answers]:
+    """Return the checks of a finding, with their answers."""
+    return [entry, *([entry["beside"]] if "beside" in entry else [])]
 
 
 def answers(paper: str, out: str | Path | None = None) -> list[Finding]:
@@ -97,18 +140,33 @@ def answers(paper: str, out: str | Path | None = None) -> list[Finding]:
     page = paths.paper_folder(paper) / "findings.toml"
     if not page.is_file():
         raise FedlibError(f"There is no {page}.")
-    found, known = [], {claim["id"]: claim for claim in claims.table(paper)}
-    for entry in _read(page, paper):
-        (check,) = (c for c in claims.checks(paper, entry["claim"], out)
-                    if c.quantity == entry["check"])  # fmt: skip
-        answer = _answer(entry, check, claims.reduced(known[entry["claim"]], [check]))
-        front = entry.get("front", False)
-        found.append(Finding(entry["question"], answer, entry["claim"], check.outcome, front))
+    found, entries = [], _read(page, paper)
+    ids = list(dict.fromkeys(entry["claim"] for entry in entries))
+    judged = {row["id"]: row for row in claims.judge(paper, out, ids)}
+    known = {claim["id"]: claim for claim in claims.table(paper)}
+    for entry in entries:
+        row = judged[entry["claim"]]
+        held, told = {check["quantity"]: check for check in row["checks"]}, []
+        for part in _parts(entry):
+            check = held[part["check"]]
+            said = part.get(check["outcome"], "There is no record yet that could say.")
+            for word in ("measured", "size"):
+                said = said.replace(f"{{{word}}}", check[word])
+            told.append(said)
+        check = held[entry["check"]]
+        setting = _setting(paper, known[entry["claim"]], check, out)
+        found.append(
+            Finding(
+                entry["question"], " ".join(told), row["paper_reports"], setting,
+                entry["claim"], check["outcome"], entry.get("front", False),
+            )
+        )  # fmt: skip
     return found
 
 
-def _answer(entry: Entry, check: claims.Check, reduced: bool) -> str:
-    if check.outcome not in entry:
-        return "There is no record yet that could say."
-    said = entry[check.outcome].replace("{measured}", check.measured)
-    return f"{said} Measured {claims.REDUCED}." if reduced else said
+def _setting(paper: str, claim: claims.Claim, check: dict[str, Any], out: str | Path | None) -> str:
+    """Say at what scale and on which data a check was carried out; nothing for what is exact."""
+    if claim["kind"] != "measured" or not check["profile"]:
+        return ""
+    fields = claims.fields(claim, claims.read_from(paper, check["record"], out))
+    return scale.told(fields["scale"], fields["data"])

@@ -1,0 +1,51 @@
+"""Measures that compare more than two runs, against numbers made by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from curves import curves, record
+
+from fedlib.evidence import measures
+
+AT = dict(metric="accuracy", split="test")
+NAN = float("nan")
+
+
+def test_the_best_run_is_chosen_by_the_other_seeds():
+    runs = {"one": [0.5, 0.5, 0.9], "two": [0.6, 0.6, 0.3], "base": [0.4, 0.4, 0.4]}
+    held = record(curves(runs, **AT))
+    got = measures.best_of(held, ["one", "two"], "base", **AT)
+    # seeds 2 and 3 add up to 1.4 and 0.9, so do 1 and 3; seeds 1 and 2 to 1.0 and 1.2
+    assert got.low == pytest.approx([0.1, 0.1, -0.1]) and (got.low == got.high).all()
+    assert got.beside == (pytest.approx(0.4), "accuracy")
+    alone = measures.best_of(held, ["one"], "base", **AT)
+    assert (alone.low == measures.advantage(held, "one", "base", **AT).low).all()
+
+
+def test_noise_has_no_best_run():
+    """The largest of eight means of noise lies above zero; the one that others choose does not."""
+    noise = np.random.default_rng(3).standard_normal((8, 400))
+    runs = {str(k): row for k, row in enumerate(noise)} | {"base": np.zeros(400)}
+    got = measures.best_of(record(curves(runs, **AT)), [str(k) for k in range(8)], "base", **AT)
+    low, high = got.interval(0.95)
+    assert low < 0 < high and noise.mean(1).max() > 0.05
+
+
+def test_a_run_that_diverges_is_not_the_best():
+    runs = {"one": [NAN, 0.6, 0.6], "two": [0.5, 0.5, 0.5], "base": [0.4, 0.4, 0.4]}
+    got = measures.best_of(record(curves(runs, **AT)), ["one", "two"], "base", **AT)
+    assert got.low == pytest.approx([-np.inf, 0.1, 0.1]), "seed 1 does not see that one is lost"
+    assert got.lost == "one diverged in 1 of 3 seeds"
+
+
+def test_one_gain_less_another_over_a_part_of_the_time():
+    rise = np.linspace(0, 1, 11)
+    runs = {"a": [3 * rise, 4 * rise], "b": [rise, rise], "c": [2 * rise, 2 * rise],
+            "d": [rise, 0 * rise]}  # fmt: skip
+    held = record(curves(runs, **AT))
+    got = measures.gains_more(held, "a", "b", "c", "d", **AT, start=0.0, stop=1.0)
+    assert got.low == pytest.approx([(2 - 1) * 0.5, (3 - 2) * 0.5])
+    late = measures.gains_more(held, "a", "b", "c", "d", **AT, start=0.9, stop=1.0)
+    assert late.low == pytest.approx([0.95, 0.95])
+    assert late.beside == (pytest.approx(0.95), "accuracy")
