@@ -8,11 +8,13 @@ scoreboard and among the errata, without an edit of any page.
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import sys
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import yaml
 
@@ -21,6 +23,9 @@ sys.path.insert(0, str(ROOT))  # this checkout's fedlib, whatever is installed
 
 from fedlib import paths  # noqa: E402
 from fedlib.errors import unknown  # noqa: E402
+
+if TYPE_CHECKING:
+    from fedlib.evidence import findings
 
 PARTS = ("derive", "build", "reproduce")
 
@@ -150,17 +155,17 @@ def papers() -> Iterator[str]:
 
 
 def _without_record(about: dict[str, str]) -> int:
-    """Count the claims of a paper for which nothing has been run."""
+    """Count the claims of a paper whose verdict waits for a record."""
     from fedlib.evidence import claims, records
 
     waiting = 0
-    for name in (
-        n for n, home in paths.papers("claims.toml").items() if paths.about(home) == about
-    ):
-        there = (path.name.split(".") for path in records.folder(name).glob("*.csv.gz"))
-        held = {experiment for experiment, profile, *_ in there if profile != "smoke"}
-        for claim in claims.table(name):
-            waiting += any(c["experiment"] not in held for c in claim.get("check", []))
+    for name, home in paths.papers("claims.toml").items():
+        if paths.about(home) == about:
+            there = (path.name.split(".") for path in records.folder(name).glob("*.csv.gz"))
+            held = {experiment for experiment, profile, *_ in there if profile != "smoke"}
+            for claim in claims.table(name):
+                asked = (c for c in claim.get("check", []) if c.get("essential", True))
+                waiting += not held.issuperset(e for c in asked for e in claims.experiments(c))
     return waiting
 
 
@@ -173,7 +178,9 @@ def scoreboard() -> Iterator[str]:
         yield from (f"```{{claims-table}} {name}", "```", "")
         yield from ("### To make these records again", "", "| Claims | Experiments |", "|---|---|")
         runs = {
-            claim["id"]: tuple(dict.fromkeys(c["experiment"] for c in claim.get("check", [])))
+            claim["id"]: tuple(
+                dict.fromkeys(e for c in claim.get("check", []) for e in claims.experiments(c))
+            )
             for claim in claims.table(name)
         }
         for experiments, ids in groupby((claim for claim in runs if runs[claim]), key=runs.get):
@@ -181,25 +188,30 @@ def scoreboard() -> Iterator[str]:
             yield f"| {claimed} | {', '.join(f'`{word}`' for word in experiments)} |"
         first = catalogue.command(name, catalogue.names(name)[0], "runs")
         yield from ("", "```bash", first, f"fedlib claims {name} --out runs", "```", "")
-        yield from (at_full_scale(name), "")
+        yield from (at_own_scale(name), "")
 
 
-def at_full_scale(paper: str) -> str:
-    """Say which records of the profile ``paper`` are stored, or that none is."""
-    from fedlib.evidence import records
+def at_own_scale(paper: str) -> str:
+    """Say which of a paper's claims were tried at its own scale, and what the others want."""
+    from fedlib.evidence import claims
 
-    held = [record.manifest for record in records.stored(profile="paper")]
-    told = [
-        f"`{m['experiment']}` ({len(m['seeds'])} seeds, {m['device']})"
-        for m in held
-        if m["paper"] == paper
-    ]
-    if told:
-        return f"Stored at the paper's own scale: {', '.join(told)}."
-    return (
-        "No record at the paper's own scale is stored yet. Such records want a GPU; `make gpu` "
-        "makes those that are wanted most, seed by seed."
+    rows = [row for row in judged(paper) if row["kind"] == "measured"]
+    own = [f"{{ref}}`{row['id']}`" for row in rows if claims.is_own_scale(row)]
+    told = f"Tried at the paper's own scale: {', '.join(own)}." if own else ""
+    none = "No claim was tried at the paper's own scale yet."
+    rest = (
+        " The others want the profile `paper`, mostly on a GPU; `make gpu` makes the records that "
+        "are wanted most, seed by seed."
     )
+    return (told or none) + rest * (len(own) < len(rows))
+
+
+@functools.cache
+def judged(paper: str) -> list[dict]:
+    """Judge a paper's claims, once for all pages."""
+    from fedlib.evidence import claims
+
+    return claims.judge(paper)
 
 
 def errata() -> Iterator[str]:
@@ -218,7 +230,67 @@ def questions() -> Iterator[str]:
         page = next(link for link in _links(about) if link.startswith("[reproduce]"))
         for row in findings.answers(name):
             if row.front:
-                yield f"**{row.question}** {row.answer} ({{ref}}`{row.claim}`, {page})\n"
+                yield f"**{row.question}** {row.answer} {row.setting}"
+                yield f"*The paper reports:* {row.paper} ({{ref}}`{row.claim}`, {page})\n"
+
+
+def standing() -> Iterator[str]:
+    """Write how the papers' claims stand: what was tried at their own scale, and on what."""
+    from fedlib.evidence import claims, records
+
+    homes = paths.papers("claims.toml")
+    theirs = [name for name, home in homes.items() if not paths.about(home).get("ours")]
+    rows = [row for name in theirs for row in judged(name)]
+    measured = [row for row in rows if row["kind"] == "measured"]
+    own = [row for row in measured if claims.is_own_scale(row)]
+    same = [row for row in own if claims.is_own_data(row)]
+    reproduced = [row for row in own if claims.is_reproduced(row)]
+    names = [f"{{ref}}`{row['id']}`" for row in reproduced]
+    devices = {record.manifest["device"] for record in records.stored()}
+    graphics = sorted(name for name in devices if not name.startswith("CPU"))
+    yield (
+        f"There are {len(rows)} claims of the five papers, our own controls of some among them. "
+        f"{len(measured)} are about runs; the others are proved, or arithmetic. "
+        f"**{len(own)} of the {len(measured)} were tried at their paper's own scale**, "
+        f"{len(same)} of these on the paper's own data, and "
+        f"{len(reproduced)} of these are *reproduced*: confirmed, at that scale and on those data "
+        f"({', '.join(names)}). "
+        "For all others the finding speaks of a smaller experiment, or of other data, and each "
+        "says which. "
+        + (f"Some records come from a GPU: {', '.join(graphics)}." if graphics
+           else "No number in this book comes from a GPU.")
+    )  # fmt: skip
+
+
+def learned() -> Iterator[str]:
+    """Write the papers' claims about runs, each below its finding, with what was seen."""
+    from fedlib.evidence import findings, outcomes
+
+    homes = paths.papers("claims.toml")
+    theirs = [name for name, home in homes.items() if not paths.about(home).get("ours")]
+    told = {row.claim: row for name in findings.papers() for row in findings.answers(name)[::-1]}
+    rows = [row for name in theirs for row in judged(name) if row["kind"] == "measured"]
+    for finding in outcomes.FINDINGS:
+        found = [row for row in rows if row["finding"] == finding]
+        if found:
+            yield from (f"### {finding.capitalize()}", "", "")
+        for row in found:
+            yield f"* {{ref}}`{row['id']}`. {row['statement']} {_seen(row, told.get(row['id']))}"
+        yield ""
+
+
+def _seen(row: dict, answer: findings.Finding | None) -> str:
+    """Say in a sentence or two what was seen of a claim, at what scale and on which data."""
+    from fedlib.evidence import scale
+
+    setting = scale.told(row["scale"], row["data"])
+    if answer:
+        return f"*We:* {answer.answer} {answer.setting}"
+    counted = [check for check in row["checks"] if check["essential"]] or row["checks"]
+    if len(counted) == 1:
+        ours = f"{counted[0]['quantity']}: {counted[0]['measured']}."
+        return f"*We:* {ours[0].upper()}{ours[1:]} {setting}"
+    return f"*We:* {row['told'].partition(';')[0]}. {setting}"
 
 
 def _opened(about: dict[str, str], note: bool = False) -> Iterator[str]:
@@ -247,5 +319,6 @@ def _pages(about: dict[str, str]) -> list[Path]:
 
 
 WRITERS = {
-    writer.__name__: writer for writer in (api, commands, papers, questions, scoreboard, errata)
+    writer.__name__: writer
+    for writer in (api, commands, papers, questions, scoreboard, errata, standing, learned)
 }

@@ -34,8 +34,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def verdicts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict]]:
     """Judge every claim of every paper, once for all processes of a run; return the rows."""
-    run = os.environ.get("PYTEST_XDIST_TESTRUNUID", os.getpid())
-    page = tmp_path_factory.getbasetemp().parent / f"verdicts-{run}.json"
+    home = tmp_path_factory.getbasetemp()  # of this process, in that of the run if there are more
+    page = (home.parent if "PYTEST_XDIST_WORKER" in os.environ else home) / "verdicts.json"
     with FileLock(page.with_suffix(".lock")):
         if not page.exists():
             rows = {paper: claims.judge(paper) for paper in claims.papers()}

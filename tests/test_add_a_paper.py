@@ -61,17 +61,18 @@ def test_the_record_is_where_its_claims_look_for_it(followed):
 
 def test_it_is_judged(followed):
     _, said = followed
-    assert "MEET-C1  AT REDUCED SCALE  1 of 1 holds  (often.quick)" in said
+    assert "MEET-C1  CONFIRMED  1 of 1 holds  (often.quick)" in said
 
 
 def test_its_question_is_answered(followed, monkeypatch):
     home, said = followed
     monkeypatch.setenv("FEDLIB_PAPERS", str(home / "papers"))
     (row,) = findings.answers("meet")
-    shown = re.search(r"lower than one\n +(\S+ ± \S+),", said).group(1)
+    shown = re.search(r"lower than one\n +(\S+) ± \S+,", said).group(1)
     assert row.outcome == "holds" and row.claim == "MEET-C1" and not row.front
-    said = f"Yes, with as many steps. One round minus twenty: {shown}."
-    assert row.answer == f"{said} Measured at reduced scale."
+    size = f"Yes, with as many steps: the loss is lower by {float(shown):.2g} of "
+    assert row.answer.startswith(size)
+    assert row.setting == "In an experiment of ours, on a substitute."
 
 
 def test_its_page_shows_claim_measurement_and_erratum(followed):
@@ -79,7 +80,7 @@ def test_its_page_shows_claim_measurement_and_erratum(followed):
     page = (home / "html" / "index.html").read_text("utf-8")
     assert 'id="meet-c1"' in page and 'id="meet-e1"' in page
     assert "Often is better by far" in page and "twenty rounds end lower than one" in page
-    assert "verdict-at-reduced-scale" in page and "check-holds" in page
+    assert "verdict-confirmed" in page and "check-holds" in page
     titles = ["Clarifications", "The paper says", "We read", "How we checked"]
     erratum = tomllib.loads((home / "papers/meet/errata.toml").read_text("utf-8"))["erratum"][0]
     places = [page.index(titles.pop(0))]

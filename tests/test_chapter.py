@@ -7,7 +7,7 @@ import matplotlib.pyplot as plt
 import pytest
 
 from fedlib.errors import FedlibError
-from fedlib.evidence import catalogue, claims, records
+from fedlib.evidence import catalogue, claims, duration, records
 from fedlib.show import chapter
 from fedlib.show.chapter import Chapter
 
@@ -129,28 +129,34 @@ def test_verdicts_and_claims(capsys, verdicts):
     table = page.verdict("GFA-C6", "GFA-C7").data
     judged = {row["id"]: row for row in verdicts[PAPER]}
     assert capsys.readouterr().out.splitlines() == [
-        f"{name}: {judged[name]['verdict'].upper()}. {judged[name]['told'].capitalize()}. "
-        f"{judged[name]['note']}"
-        for name in ("GFA-C6", "GFA-C7")
+        f"{name}: {judged[name]['finding'].upper()}. {judged[name]['told'].capitalize()}. "
+        f"{at}{judged[name]['note']}"
+        for name, at in (("GFA-C6", "At the paper's own scale. "), ("GFA-C7", ""))
     ]
     found = [check for name in ("GFA-C6", "GFA-C7") for check in claims.checks(PAPER, name)]
     assert list(table["quantity"]) == [check.quantity for check in found]
-    assert list(page.claims().data["verdict"]) == [row["verdict"] for row in judged.values()]
+    shown = page.claims().data
+    assert list(shown["finding"]) == [row["finding"] for row in judged.values()]
+    at = dict(zip(shown["id"], shown["measured"], strict=True))
+    assert at["GFA-C7"] == "" and at["GFA-C1"].startswith("Not at the paper's scale (")
 
 
 def test_a_verdict_says_why_a_check_is_open(monkeypatch):
     sure = claims.Check("one", "above 0", "0.2", "holds")
-    open_ = claims.Check("two", "above 0", "0", "undecided", why="about 12 seeds would decide")
-    row = dict(id="C1", verdict="undecided", told="", note="", checks=[vars(sure), vars(open_)])
+    open_ = claims.Check("two", "above 0", "0", "open", why="about 12 seeds would decide")
+    row = dict(id="C1", finding="open", told="", note="", scale=[], data="", readings={})
+    row |= dict(checks=[vars(sure), vars(open_)])
     monkeypatch.setattr(claims, "judge", lambda *_: [row])
     shown = list(Chapter(PAPER).verdict("C1").data["outcome"])
-    assert shown == ["holds", "undecided (about 12 seeds would decide)"]
+    assert shown == ["holds", "open (about 12 seeds would decide)"]
 
 
 def test_commands(capsys):
     Chapter(PAPER).commands()
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "fedlib run participation rates --profile quick --out data/papers"
+    command, _, took = lines[0].partition("  # ")
+    assert command.rstrip() == "fedlib run participation rates --profile quick --out data/papers"
+    assert took == duration.told(PAPER, "rates", "quick")
     assert [line.split()[3] for line in lines] == catalogue.names(PAPER)
 
 

@@ -18,7 +18,8 @@ import fedlib
 from fedlib import bench
 from fedlib.cli import app
 from fedlib.engine import models
-from fedlib.evidence import catalogue, claims, experiments, records
+from fedlib.errors import FedlibError
+from fedlib.evidence import ages, catalogue, claims, experiments, records, scale
 
 PAPER = "participation"
 
@@ -27,6 +28,7 @@ PAPER = "participation"
 def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDLIB_DATA", str(tmp_path / "cache"))
     monkeypatch.delenv("FEDLIB_MIRROR", raising=False)
+    monkeypatch.setattr(ages, "committed", lambda *names: None)  # whatever a checkout has now
 
 
 def call(*arguments, code=0):
@@ -74,7 +76,7 @@ def test_run_passes_on_its_options_and_tells_of_divergence(tmp_path, monkeypatch
     seen = []
     manifest = dict(diverged={"wild": {"1": 30, "2": 40}})
     record = records.Record(pd.DataFrame(), manifest, tmp_path / "e.quick.csv.gz")
-    monkeypatch.setattr(experiments, "run", lambda *given: seen.append(given) or record)
+    monkeypatch.setattr(experiments, "run", lambda *given: seen.append(given[:-1]) or record)
     done = call("run", PAPER, "fig1")
     assert "wild diverged: seed 1 by round 30, seed 2 by round 40." in done.stdout
     assert f"Wrote {tmp_path / 'e.quick.json'}" in done.stdout
@@ -97,6 +99,19 @@ def test_run_passes_on_its_options_and_tells_of_divergence(tmp_path, monkeypatch
         ),
         (PAPER, "fig1", "paper", 3, "cpu", Path("elsewhere"), True, True, None, True, {"lr": 0.5}),
     ]
+
+
+def test_run_asks_whether_the_rules_are_committed_unless_settings_are_one_s_own(monkeypatch):
+    def refuse(*names):
+        raise FedlibError(f"{names} has rules that are not committed.")
+
+    begun = []
+    monkeypatch.setattr(ages, "committed", refuse)
+    monkeypatch.setattr(experiments, "run", lambda *given: begun.append(given) or 1 / 0)
+    told = call("run", PAPER, "fig1", code=2).stderr
+    assert f"('{PAPER}', 'fig1', 'quick') has rules" in told and not begun
+    CliRunner().invoke(app, ["run", PAPER, "fig1", "--set", "lr=.5"])
+    assert len(begun) == 1
 
 
 def test_seeds_are_a_number_or_a_list(tmp_path):
@@ -140,17 +155,16 @@ def test_a_record_with_other_seeds_or_settings_is_not_overwritten(tmp_path):
     call(*run, "--seeds", 3)
 
 
-def test_what_a_stored_record_took_is_told(tmp_path, monkeypatch):
+def test_the_list_says_what_stored_records_took():
     every = json.loads(call("list", "--json").stdout)
-    rows = {row["experiment"]: row for row in every if row["paper"] == PAPER}
+    rows = {row["experiment"]: row["took"] for row in every if row["paper"] == PAPER}
     held = records.load(PAPER, "fig1", "quick").manifest
-    minutes = f"{held['wall_seconds'] / 60:.0f}"
-    assert rows["fig1"]["took"] == f"quick {minutes} min on {held['device']}"
-    assert rows["figB1"]["took"] == "" == records.took(PAPER, "figB1", "paper")
-    record = records.Record(pd.DataFrame(), dict(diverged={}), tmp_path / "e.quick.csv.gz")
-    monkeypatch.setattr(experiments, "run", lambda *given: record)
-    assert f"The stored record took {minutes} min" in call("run", PAPER, "fig1").stderr
-    assert "took" not in call("run", PAPER, "figB1").stderr
+    assert f", quick {held['wall_seconds'] / 60:.0f} min, " in rows["fig1"]
+    for row in every:
+        assert [part.split()[0] for part in row["took"].split(", ")] == row["profiles"].split(", ")
+        for part in row["took"].split(", "):
+            page = records.folder(row["paper"]) / f"{row['experiment']}.{part.split()[0]}.json"
+            assert part.endswith(" not run") == (not page.exists())
 
 
 def test_a_tilde_is_expanded(tmp_path, monkeypatch):
@@ -173,10 +187,12 @@ def test_claims(monkeypatch, verdicts):
     rows = json.loads(call("claims", "--json").stdout)
     assert rows == [row for paper in claims.papers() for row in verdicts[paper]]
     text = call("claims").stdout
-    signs = {"holds": "✓", "contradicted": "✗", "undecided": "?", "no record": "-"}
+    words = ("holds", "smaller", "level", "reversed", "differs", "outside", "open", "no record")
+    signs = dict(zip(words, "✓+=✗≠∉?-", strict=True))
     for row in rows:
-        head = f"{row['id']}  {row['verdict'].upper()}  {row['told']}  ({row['record']})"
+        head = f"{row['id']}  {row['finding'].upper()}  {row['told']}  ({row['record']})"
         assert head in text and row["statement"] in text
+        assert scale.told(row["scale"], row["data"]) in text
         for check in row["checks"]:
             assert f"{signs[check['outcome']]} {check['quantity']}" in text
             assert f"{check['measured']}, asked: {check['asked']}" in text
@@ -201,7 +217,7 @@ def test_claims_of_another_folder(tmp_path):
     rows = json.loads(call("claims", "--json", "--out", tmp_path).stdout)
     proofs = {"TDCD-C13", "HFL-C14", "HFL-C15", "AMP-C1"}  # they need no record
     for row in rows:
-        assert row["verdict"] == (claims.PROVED if row["id"] in proofs else claims.NO_RECORD)
+        assert row["finding"] == ("proved" if row["id"] in proofs else "no record")
 
 
 def test_stale_is_silent_until_something_is_stale(tmp_path, monkeypatch):
@@ -225,18 +241,21 @@ def test_check_compares_with_the_stored_smoke_run(tmp_path, monkeypatch):
     assert call("check", PAPER).stdout == f"{PAPER} figB1: the same\n", "stored, as there was none"
     held = records.load(PAPER, "figB1", "smoke", tmp_path)
     assert held.manifest["seen"] == {name: [h] for name, h in held.manifest["code"].items()}
-    older = held.manifest | {"seen": {"toy": ["0"]}, "tables": ["before"]}
+    toy = "fedlib.papers.participation.study:toy"
+    older = held.manifest | {"seen": {toy: ["0"]}, "tables": ["before"]}
     records.save(tmp_path, held.frame, older)
     assert call("check", PAPER).exit_code == 0
     noted, now = records.load(PAPER, "figB1", "smoke", tmp_path).manifest, held.manifest
-    assert noted["seen"]["toy"] == ["0", now["code"]["toy"]]
+    assert noted["seen"][toy] == ["0", now["code"][toy]]
     assert noted["seen"].keys() == now["code"].keys()
     assert noted["tables"] == ["before", *now["tables"]]
     records.save(tmp_path, held.frame.assign(value=held.frame["value"] * 1.01), older)
     told = call("check", PAPER, code=1)
     assert "values, first" in told.stdout
     kept = records.load(PAPER, "figB1", "smoke", tmp_path).manifest
-    assert kept["seen"] == {"toy": ["0"]}, "nothing is noted when a number differs"
+    assert kept["seen"] == {toy: ["0"]}, "nothing is noted when a number differs"
+    records.save(tmp_path, held.frame, older | {"data": {"as used": "0"}})
+    assert "same rows from other data" in call("check", PAPER, code=1).stdout
 
 
 # --- bench, data ----------------------------------------------------------------------------------

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import tomllib
+
 import pytest
 
 from fedlib import paths
 from fedlib.errors import FedlibError
-from fedlib.evidence import claims, findings
+from fedlib.evidence import catalogue, claims, findings, outcomes, records
+from fedlib.evidence.records import Record
 from fedlib.show.chapter import Chapter
 
 CLAIM = """
@@ -15,6 +18,8 @@ id = "A-C1"
 where = "Figure 1"
 kind = "measured"
 statement = "One is better."
+paper_reports = "One, by far."
+data = ["mnist"]
 smallest = { loss = 0.1 }
 [[claim.check]]
 what = "one is better"
@@ -36,8 +41,10 @@ question = "Which?"
 claim = "A-C1"
 check = "one is better"
 holds = "One, by {measured}."
-contradicted = "Not one: {measured}."
-undecided = "Open: {measured}."
+smaller = "One, by {size} only."
+level = "Neither: {measured}."
+reversed = "The other, by {size}."
+open = "Open: {measured}."
 front = true
 """
 
@@ -53,37 +60,70 @@ def paper(tmp_path, monkeypatch):
     return home
 
 
-@pytest.mark.parametrize("outcome", ["holds", "contradicted", "undecided"])
-def test_the_answer_is_that_of_the_outcome(paper, outcome, monkeypatch):
-    made = claims.Check("one is better", "above 0", "0.3 ± 0.1", outcome)
+SAID = {
+    "holds": "One, by 0.3 ± 0.1.",
+    "smaller": "One, by 3 points of 80 only.",
+    "level": "Neither: 0.3 ± 0.1.",
+    "reversed": "The other, by 3 points of 80.",
+    "open": "Open: 0.3 ± 0.1.",
+}
+
+
+@pytest.mark.parametrize("outcome", SAID)
+def test_the_answer_is_that_of_the_outcome_beside_what_the_paper_says(paper, outcome, monkeypatch):
+    made = claims.Check("one is better", "above 0", "0.3 ± 0.1", outcome, size="3 points of 80")
     other = claims.Check("something else", "above 0", "9 ± 9", "holds")
     monkeypatch.setattr(claims, "checks", lambda *asked: [other, made])
     (row,) = findings.answers("made")
-    words = {"holds": "One, by", "contradicted": "Not one:", "undecided": "Open:"}[outcome]
-    assert row.answer == f"{words} 0.3 ± 0.1. Measured at reduced scale."
+    assert (row.answer, row.paper) == (SAID[outcome], "One, by far.")
     assert (row.outcome, row.front) == (outcome, True)
     told = Chapter("made").found()._repr_markdown_()
-    assert f"* **Which?** {row.answer} (A-C1)" in told
+    assert f"* **Which?** {row.answer}" in told
+    assert "*The paper reports:* One, by far. (A-C1)" in told
 
 
 @pytest.mark.parametrize(
-    ("kind", "full", "said"),
+    ("kind", "said"),
     [
-        ("measured", False, "One, by 1. Measured at reduced scale."),
-        ("measured", True, "One, by 1."),
-        ("arithmetic", False, "One, by 1."),
+        ("measured", "Not at the paper's scale (clients), on another set."),
+        ("arithmetic", ""),
     ],
 )
-def test_an_answer_says_its_scale_where_that_matters(paper, kind, full, said, monkeypatch):
+def test_an_answer_says_scale_and_data_where_something_was_measured(paper, kind, said, monkeypatch):
     page = paper / "claims.toml"
     page.write_text(CLAIM.replace('"measured"', f'"{kind}"'))
-    check = claims.Check("one is better", "above 0", "1", "holds", full=full)
-    larger = claims.Check("something else", "above 0", "9", "holds", full=not full)
-    monkeypatch.setattr(claims, "checks", lambda *asked: [larger, check])
+    settings = {"dataset": "fashion-mnist", "clients": 3}
+    manifest = dict(paper="made", experiment="e", profile="quick", settings=settings, seeds=[1])
+    manifest |= {"date": "2026-05-04T03:02:01+00:00", "wall_seconds": 1.0}
+    held = Record(None, manifest | {"fidelity": "canonical"}, None)
+    monkeypatch.setattr(records, "load", lambda *names: held)
+    check = claims.Check(
+        "one is better", "above 0", "1", "holds", record="e.quick", profile="quick"
+    )
+    monkeypatch.setattr(claims, "checks", lambda *asked: [check])
+    monkeypatch.setattr(Record, "provenance", lambda record: "")
+    monkeypatch.setattr(catalogue, "profiles", lambda *names: ["quick", "paper"])
+    monkeypatch.setattr(catalogue, "settings", lambda *names: {"clients": 9})
     (row,) = findings.answers("made")
-    assert row.answer == said
-    verdict = claims.verdict({"kind": kind}, [check])
-    assert (verdict == "at reduced scale") == ("reduced scale" in said), "as the verdict does"
+    assert row.setting == said
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('level = "Neither: {measured}."', "may come out as holds, level, open, reversed, smaller"),
+        ('open = "Open: {measured}."', "'open' is missing"),
+    ],
+)
+def test_there_is_an_answer_for_each_outcome_that_the_check_may_have(paper, line, message):
+    (paper / "findings.toml").write_text(FINDING.replace(line, ""))
+    with pytest.raises(FedlibError, match=message):
+        findings.answers("made")
+    extra = FINDING.replace("front", 'differs = "They differ."\nfront')
+    (paper / "findings.toml").write_text(extra)
+    findings._read.cache_clear()
+    with pytest.raises(FedlibError, match="there are answers for differs, "):
+        findings.answers("made")
 
 
 def test_a_box_above_new_runs_speaks_of_the_stored_records_and_says_so(tmp_path, monkeypatch):
@@ -125,7 +165,9 @@ def test_a_paper_without_findings(paper):
 @pytest.mark.parametrize("name", findings.papers())
 def test_findings_of_the_book(name):
     rows = findings.answers(name)
-    assert 3 <= len(rows) <= 6 and any(row.front for row in rows)
+    assert 3 <= len(rows) <= 7 and any(row.front for row in rows)
     assert all("{" not in row.answer for row in rows)
     page = paths.paper_folder(name) / "findings.toml"
-    assert page.read_text("utf-8").count("{measured}") >= 2 * len(rows)
+    for entry in tomllib.loads(page.read_text("utf-8"))["finding"]:
+        for outcome in outcomes.OUTCOMES:
+            assert "{" in entry.get(outcome, "{"), f"no number in '{entry['question']}', {outcome}"

@@ -67,20 +67,36 @@ def test_a_claim_leads_to_its_experiments():
     assert "fedlib run tiers rates-images --profile quick --out runs" in text
 
 
-def test_the_scoreboard_says_what_is_stored_at_full_scale(monkeypatch):
-    there = [r for r in records.stored() if r.manifest["profile"] == "paper"]
-    assert [r.path for r in there] == [r.path for r in records.stored(profile="paper")]
-    for paper in ("participation", "tiers"):
-        mine = [r for r in there if r.manifest["paper"] == paper]
-        assert pages.at_full_scale(paper).startswith("Stored at" if mine else "No record at")
-    manifest = dict(paper="tiers", experiment="fig3", profile="paper", seeds=[1, 2], device="H100")
-    held = [records.Record(None, manifest, None)]
-    monkeypatch.setattr(records, "stored", lambda profile: held)
-    assert (
-        pages.at_full_scale("tiers") == "Stored at the paper's own scale: `fig3` (2 seeds, H100)."
-    )
-    assert pages.at_full_scale("participation").startswith("No record")
-    assert pages.at_full_scale("tiers") in "\n".join(pages.scoreboard())
+def test_pages_say_what_was_tried_at_the_papers_own_scale(monkeypatch, verdicts):
+    monkeypatch.setattr(pages, "judged", verdicts.get)
+    papers = [paper for paper in verdicts if paper != "beyond"]
+    rows = [row for paper in papers for row in verdicts[paper]]
+    measured = [row for row in rows if row["kind"] == "measured"]
+    own = [row for row in measured if not row["scale"]]
+    told = "\n".join(pages.standing())
+    assert f"There are {len(rows)} claims" in told
+    assert f"**{len(own)} of the {len(measured)} were" in told
+    theirs = [r for r in own if r["data"] not in ("another set", "a substitute")]
+    done = [row["id"] for row in theirs if row["finding"] == "confirmed"]
+    assert f"{len(theirs)} of these on" in told and re.findall(r"`(\S+)`", told) == done
+    assert told.endswith("No number in this book comes from a GPU.")
+    for paper in papers:
+        mine = [row["id"] for row in own if row in verdicts[paper]]
+        assert re.findall(r"\{ref\}`(\S+)`", pages.at_own_scale(paper)) == mine
+        assert pages.at_own_scale(paper) in "\n".join(pages.scoreboard())
+    record = records.Record(None, {"device": "H100"}, None)
+    monkeypatch.setattr(records, "stored", lambda: [record])
+    assert "\n".join(pages.standing()).endswith("Some records come from a GPU: H100.")
+
+
+def test_every_claim_about_runs_stands_below_its_finding(monkeypatch, verdicts):
+    monkeypatch.setattr(pages, "judged", verdicts.get)
+    parts = re.split(r"^### (.*)$", "\n".join(pages.learned()), flags=re.M)[1:]
+    shown = dict(zip(map(str.lower, parts[::2]), parts[1::2], strict=True))
+    for paper, rows in verdicts.items():
+        for row in rows:
+            mine = f"* {{ref}}`{row['id']}`. {row['statement']}" in shown.get(row["finding"], "")
+            assert mine == (row["kind"] == "measured" and paper != "beyond")
 
 
 def test_a_paper_appears_as_soon_as_its_folder_does(tmp_path, monkeypatch):
@@ -99,17 +115,15 @@ def test_a_paper_appears_as_soon_as_its_folder_does(tmp_path, monkeypatch):
 def test_a_chapter_is_complete_when_every_claim_of_it_has_a_record(tmp_path, monkeypatch):
     line = next(line for line in pages.papers() if "02_participation" in line)
     assert "`. [derive](" in line
-    for name in ("fig1.quick", "fig2.quick", "fig2.smoke", "figB1.quick"):
+    for name in ("fig1.quick", "fig2.smoke"):
         (tmp_path / f"{name}.csv.gz").touch()
-    kept = {"fig1", "fig2", "figB1"}
-    lack = [c for c in claims.table("participation") for check in c.get("check", [])
-            if check["experiment"] not in kept]  # fmt: skip
+    control = {"experiment": "fig2", "essential": False}
+    made = [["fig1"], ["fig2"], ["fig1", "fig3"], []]  # the second and the third wait
+    table = [{"check": [{"experiment": name} for name in names] + [control]} for names in made]
     monkeypatch.setattr(records, "folder", lambda paper: tmp_path)
+    monkeypatch.setattr(claims, "table", lambda paper: table)
     line = next(line for line in pages.papers() if "02_participation" in line)
-    assert (
-        f"`. {len({c['id'] for c in lack})} of its claims still wait for a record: [derive]("
-        in line
-    )
+    assert "`. 2 of its claims still wait for a record: [derive](" in line
 
 
 def test_a_paper_of_the_book_says_what_the_pages_need():

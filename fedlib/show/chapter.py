@@ -1,4 +1,4 @@
-"""What every reproduce notebook does: read its parameters, show records, print verdicts."""
+"""What every reproduce notebook does: read its parameters, show records, print findings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 
 from fedlib.errors import unknown
-from fedlib.evidence import catalogue, claims, experiments, findings
+from fedlib.evidence import catalogue, claims, duration, experiments, findings, scale
 from fedlib.evidence.records import MissingRecord, Record
 from fedlib.show import plotting
 
@@ -171,14 +171,18 @@ class Chapter:
             print(make(frame).to_string())
 
     def verdict(self, *ids: str) -> Any:
-        """Print the verdict on some claims and return their checks as a table.
+        """Print what was found of some claims and return their checks as a table.
 
         Where nothing was decided, the outcome says why, and how many seeds would decide.
         """
         rows = claims.judge(self.paper, self.where, ids)
         for row in rows:
             told = row["told"].capitalize()
-            print(f"{row['id']}: {row['verdict'].upper()}. {told}. {row['note']}")
+            setting = scale.told(row["scale"], row["data"])
+            each = [f"Read as {name}: {word}." for name, word in row["readings"].items()]
+            head = f"{row['id']}: {row['finding'].upper()}."
+            words = [head, *each, f"{told}.", setting, row["note"]]
+            print(" ".join(filter(None, words)))
         table = pd.DataFrame([check for row in rows for check in row["checks"]])
         table["quantity"] += table["essential"].map({True: "", False: " (control)"})
         table["outcome"] += [f" ({why})" if why else "" for why in table["why"]]
@@ -188,20 +192,30 @@ class Chapter:
     def found(self) -> Told:
         """Return what stored records answer to readers' questions, each with its claim.
 
-        At a profile that runs, the new records are not there yet; their verdicts follow below.
+        At a profile that runs, the new records are not there yet; what they say follows below.
         """
         running = self.profile != "replay"
         title = "**What we found**" + running * ", in the stored records and not in this run"
         told = findings.answers(self.paper, None if running else self.out)
-        lines = [f"* **{row.question}** {row.answer} ({row.claim})" for row in told]
+        lines = [
+            f"* **{row.question}** {row.answer} {row.setting} *The paper reports:* {row.paper}"
+            f" ({row.claim})"
+            for row in told
+        ]
         return Told("\n".join([title, "", *lines]))
 
     def claims(self) -> Any:
-        """Return all claims of the paper with their verdicts as a table."""
+        """Return all claims of the paper as a table: finding, scale and data, statement."""
         table = pd.DataFrame(claims.judge(self.paper, self.where))
-        return table[["id", "verdict", "told", "statement"]].style.hide(axis="index")
+        table["measured"] = [
+            scale.told(*row) for row in zip(table["scale"], table["data"], strict=True)
+        ]
+        columns = ["id", "finding", "told", "measured", "statement"]
+        return table[columns].style.hide(axis="index")
 
     def commands(self) -> None:
-        """Print the command that makes each record of the paper."""
-        for name in catalogue.names(self.paper):
-            print(catalogue.command(self.paper, name))
+        """Print the command that makes each record of the paper, and how long that took."""
+        lines = [catalogue.command(self.paper, name) for name in catalogue.names(self.paper)]
+        for name, line in zip(catalogue.names(self.paper), lines, strict=True):
+            took = duration.told(self.paper, name, line.split()[5])
+            print(f"{line:<{max(map(len, lines))}}  # {took}")

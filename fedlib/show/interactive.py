@@ -29,7 +29,7 @@ Pairs = Sequence[Sequence[float]] | np.ndarray
 
 WIDTH, LEFT, RIGHT, TOP, BOTTOM = 480, 78, 22, 8, 58  # user units of the drawing
 INNER = WIDTH - LEFT - RIGHT
-ROUND = 6  # around the axes, for marks on the border
+EDGE = 6  # around the axes, for marks on the border
 GONE = "goes on outside"
 ROOM = 38  # characters below the narrowest slider, two between neighbours
 
@@ -351,9 +351,9 @@ class Explorer:
             out.append(_label(-6, at, text, "y"))
         out.append(f'<path class="fedx-g" d="{grid}"/>')
         out.append(f'<path class="fedx-a" d="M0 0V{high}H{INNER}"/>')
-        wide, deep = INNER + 2 * ROUND, high + 2 * ROUND
-        out.append(f'<svg class="fedx-p" x="-{ROUND}" y="-{ROUND}" width="{wide}" height="{deep}" '
-                   f'viewBox="-{ROUND} -{ROUND} {wide} {deep}" overflow="hidden">')  # fmt: skip
+        wide, deep = INNER + 2 * EDGE, high + 2 * EDGE
+        out.append(f'<svg class="fedx-p" x="-{EDGE}" y="-{EDGE}" width="{wide}" height="{deep}" '
+                   f'viewBox="-{EDGE} -{EDGE} {wide} {deep}" overflow="hidden">')  # fmt: skip
         out.append('<g class="fedx-o"></g>')  # the lines before the last change, by the script
         for k, (name, _, s) in enumerate(self._series):
             ink = _ink(s) + self._chosen(name)
@@ -593,15 +593,14 @@ def _ink(s: Style) -> str:
 
 def _paint(what: str, s: Style) -> str:
     """A style's colour, and a lighter one on a dark page if it would be hard to see there."""
-    if not mpl.colors.is_color_like(s.color):
-        return f' {what}="{s.color}"'
+    plain = f' {what}="{s.color}"'
+    if not mpl.colors.is_color_like(s.color):  # the page's own ink
+        return plain
     rgb = np.array(mpl.colors.to_rgb(s.color))
     mixed = (rgb + (1 - rgb) * k / 10 for k in range(11))
-    light = next(c for c in mixed if _luminance(c) > 0.15)  # 3.5 times that of the page
-    if (light == rgb).all():
-        return f' {what}="{s.color}"'
+    light = next(c for c in mixed if _luminance(c) > 0.15)  # a contrast of 3.5 there
     both = f"light-dark({s.color},{mpl.colors.to_hex(light)})"
-    return f' {what}="{s.color}" style="{what}:{both}"'
+    return plain if (light == rgb).all() else f'{plain} style="{what}:{both}"'
 
 
 def _luminance(rgb: np.ndarray) -> float:

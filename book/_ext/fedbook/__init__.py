@@ -10,7 +10,7 @@ from sphinx.application import Sphinx
 
 import fedlib
 
-from .facts import ClaimsFilter, ClaimsTable, ErrataTable
+from .facts import ClaimsFilter, ClaimsTable, DurationsTable, ErrataTable
 from .light import drop_thebe_files, drop_thebe_nodes, lighten
 from .links import link_code, link_facts, link_names, mark_told, note_names
 
@@ -49,6 +49,7 @@ def setup(app: Sphinx) -> dict:
     app.setup_extension("sphinx.ext.autodoc")  # whose signatures are made plain
     app.add_directive("claims-filter", ClaimsFilter)
     app.add_directive("claims-table", ClaimsTable)
+    app.add_directive("durations-table", DurationsTable)
     app.add_directive("errata-table", ErrataTable)
     app.connect("builder-inited", add_styles)
     app.connect("autodoc-process-signature", plain_signature)

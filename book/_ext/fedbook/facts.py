@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import posixpath
 import re
+import statistics
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
@@ -16,12 +17,12 @@ from docutils.statemachine import StringList
 from sphinx.util.docutils import SphinxDirective
 
 from fedlib.errors import FedlibError
-from fedlib.evidence import claims
+from fedlib.evidence import ages, catalogue, claims, duration, outcomes, scale
 from fedlib.paths import papers
 from fedlib.schema import Page, read_toml
 
 FACT = re.compile(r"(?<![\w`-])([A-Z]{3,}\d?-[CE]\d+(?:-[a-z]+)?)(?![\w`-])")
-judge = functools.cache(claims.judge)  # once a build: several pages show the same verdicts
+judge = functools.cache(claims.judge)  # once a build: several pages show the same findings
 
 
 class Facts(SphinxDirective):
@@ -67,20 +68,30 @@ class Facts(SphinxDirective):
         group += body
         return nodes.table("", group, classes=["colwidths-given", *classes])
 
+    def short(self, paper: str) -> str:
+        """Return a paper's short name: the caption of its chapter in the table of contents."""
+        toc = yaml.safe_load((Path(self.env.app.srcdir) / "_toc.yml").read_text("utf-8"))
+        for part in toc.get("parts", []):
+            files = [chapter["file"] for chapter in part["chapters"]]
+            if any(Path(file).parent.name.endswith(f"_{paper}") for file in files):
+                return part["caption"]
+        return paper.capitalize()
+
 
 class ClaimsFilter(Facts):
-    """One link for each verdict; the style sheet hides what has another.
+    """One link for each finding; the style sheet hides what has another.
 
-    The choice is part of the address, so it can be linked to: ``only-mixed``.
+    The choice is part of the address, so it can be linked to: ``only-contradicted``.
     """
 
     def run(self) -> list[nodes.Node]:
         """Return the links as a list."""
         rows = [row for paper in claims.papers() for row in judge(paper)]
         bar = nodes.bullet_list(classes=["claims-filter"])
-        for name, number in {"all": len(rows), **claims.count(rows)}.items():
+        own = {"own scale": sum(map(claims.is_own_scale, rows))}
+        for name, number in {"all": len(rows), **claims.count(rows), **own}.items():
             item = nodes.list_item()
-            place = self.anchored(f"only-{name.replace(' ', '-')}", item)
+            place = self.anchored(f"only-{nodes.make_id(name)}", item)
             place.replace(place[0], nodes.Text(f"{name} ({number})"))
             place["classes"] = []
             item += nodes.paragraph("", "", place)
@@ -89,9 +100,9 @@ class ClaimsFilter(Facts):
 
 
 class ClaimsTable(Facts):
-    """The claims of a paper (or of all): what it reports, what we measured, and the verdict.
+    """The claims of a paper (or of all): what it reports, what we measured, and what was found.
 
-    Argument: the paper's name or ``all``. Option ``summary``: counts of verdicts by paper only.
+    Argument: the paper's name or ``all``. Option ``summary``: counts of findings by paper only.
     """
 
     required_arguments = 1
@@ -115,11 +126,11 @@ class ClaimsTable(Facts):
             raise self.error(f"claims-table: {exc}") from exc
 
     def verdict(self, text: str) -> nodes.inline:
-        """Return a verdict, marked so that the style sheet can give it its sign and colour."""
+        """Return a finding, marked so that the style sheet can give it its sign and colour."""
         return nodes.inline("", text, classes=["verdict", f"verdict-{nodes.make_id(text)}"])
 
     def summary(self, judged: dict[str, list[dict]]) -> nodes.table:
-        """Return the counts: a row a paper, a pill for each verdict that occurs."""
+        """Return the counts: a row a paper, a pill for each finding that occurs."""
         body = []
         for paper, rows in judged.items():
             pills = nodes.bullet_list(classes=["verdict-counts"])
@@ -127,37 +138,27 @@ class ClaimsTable(Facts):
                 if count:
                     words = (nodes.strong(text=str(count)), nodes.Text(" "), self.verdict(name))
                     home = posixpath.dirname(self.env.docname)
-                    there = f"{posixpath.relpath('book/scoreboard', home)}.html#only-{name}"
-                    only = nodes.reference(
-                        "", "", *words, internal=True, refuri=there.replace(" ", "-")
-                    )
+                    page = posixpath.relpath("book/scoreboard", home)
+                    there = f"{page}.html#only-{nodes.make_id(name)}"
+                    only = nodes.reference("", "", *words, internal=True, refuri=there)
                     pills += nodes.list_item("", nodes.paragraph("", "", only))
             title = nodes.paragraph(text=self.short(paper))
             total = nodes.paragraph(text=f"{len(rows)} claims", classes=["fact-source"])
             body.append([[title, total], [pills]])
-        return self.table(["paper", "verdicts"], [30, 70], body, ["claims-summary"])
-
-    def short(self, paper: str) -> str:
-        """Return a paper's short name: the caption of its chapter in the table of contents."""
-        toc = yaml.safe_load((Path(self.env.app.srcdir) / "_toc.yml").read_text("utf-8"))
-        for part in toc.get("parts", []):
-            files = [chapter["file"] for chapter in part["chapters"]]
-            if any(Path(file).parent.name.endswith(f"_{paper}") for file in files):
-                return part["caption"]
-        return paper.capitalize()
+        return self.table(["paper", "findings"], [30, 70], body, ["claims-summary"])
 
     def overview(self, rows: list[dict]) -> nodes.table:
-        """Return one line a claim: a link to its card, the statement, outcomes and verdict."""
+        """Return one line a claim: a link to its card, the statement, outcomes and finding."""
         body = []
         for row in rows:
             place = nodes.make_id(row["id"])
             link = nodes.reference("", row["id"], internal=True, refid=place, classes=["fact-id"])
             where = nodes.paragraph(text=row["where"], classes=["fact-source"])
-            pill = nodes.paragraph("", "", self.verdict(row["verdict"]))
+            pill = nodes.paragraph("", "", self.verdict(row["finding"]))
             told = nodes.paragraph(text=row["told"], classes=["fact-source"])
             name = [nodes.paragraph("", "", link), where]
-            body.append([name, self.inline(row["statement"]), [pill, told]])
-        heads = ["claim", "what it says", "verdict"]
+            body.append([name, self.inline(row["statement"]), [pill, told, *self.setting(row)]])
+        heads = ["claim", "what it says", "finding"]
         return self.table(heads, [22, 50, 28], body, ["claims-list"])
 
     def card(self, row: dict) -> nodes.container:
@@ -166,28 +167,53 @@ class ClaimsTable(Facts):
         head = nodes.paragraph("", "", self.anchored(row["id"], card), classes=["claim-head"])
         where = self.inline(row["where"])
         words = where[0].children if len(where) == 1 else where
-        head += [nodes.Text(" · "), nodes.inline("", "", *words), self.verdict(row["verdict"])]
+        head += [nodes.Text(" · "), nodes.inline("", "", *words), self.verdict(row["finding"])]
         reported = self.inline(row["paper_reports"])
         theirs = _box("claim-paper", _label("The paper reports"), *reported)
         ours = _box("claim-ours", _label("We measure"), *self.measured(row["checks"]))
         card += [head, _box("claim-statement", *self.inline(row["statement"]))]
         card += _box("claim-sides", theirs, ours)
+        if row["readings"]:
+            card += _box("claim-readings", self.readings(row))
+        if row["data"]:
+            card += _box("claim-setting", *self.setting(row), *self.differences(row))
         if row["note"]:
             card += _box("claim-note", *self.inline(row["note"]))
         if row["record"]:
             card += self.origin(row)
         return card
 
+    def setting(self, row: dict) -> list[nodes.Node]:
+        """Return a line on scale and data; nothing where nothing was measured."""
+        if not row["data"]:
+            return []
+        classes = ["fact-source", *["own-scale"] * claims.is_own_scale(row)]
+        return [nodes.paragraph(text=scale.told(row["scale"], row["data"]), classes=classes)]
+
+    def differences(self, row: dict) -> list[nodes.Node]:
+        """Return what differs from the paper's setting, and what each data set is to it."""
+        items = nodes.bullet_list(classes=["claim-differences"])
+        sets = [f"{name}: {word}" for name, word in row["sets"].items()]
+        for line in [*row["scale"], *sets * (len(sets) > 1 or row["data"] == scale.ANOTHER)]:
+            items += nodes.list_item("", nodes.paragraph(text=line))
+        return [items] if len(items) else []
+
+    def readings(self, row: dict) -> nodes.bullet_list:
+        """Return what each reading of the claim's sentence found."""
+        items = nodes.bullet_list()
+        for name, word in row["readings"].items():
+            line = nodes.paragraph("", "", nodes.Text(f"Read as {name}: "), self.verdict(word))
+            items += nodes.list_item("", line)
+        return items
+
     def origin(self, row: dict) -> nodes.container:
-        """Return where the verdict comes from: records, what matters and why, how old the rule."""
+        """Return where the finding comes from: records, what matters and why, how old the rule."""
         lines = row["origins"] or [f"no record of: {row['record']}"]
         if row["smallest"]:
             named = ", ".join(f"{value:g} in {name}" for name, value in row["smallest"].items())
             lines = [*lines, f"smallest difference that matters: {named}. {row['because']}"]
-        if row["profile"] and row["foreseen"]:
-            lines.append("The rule is older than the record.")
-        elif row["profile"]:
-            lines.append(f"The rule is younger than the record. {row['changed']}".rstrip())
+        if row["profile"] and row["ages"]["first_look"]:
+            lines.append(f"{ages.words(row['ages'])} {row['changed']}".rstrip())
         paragraphs = [nodes.paragraph(text=line, classes=["fact-source"]) for line in lines]
         return _box("claim-origin", *paragraphs)
 
@@ -200,10 +226,11 @@ class ClaimsTable(Facts):
             word = check["outcome"]
             sign = nodes.inline("", word, classes=["check-sign", f"check-{nodes.make_id(word)}"])
             value = nodes.strong(text=minus(check["measured"]), classes=["check-value"])
-            seen = [] if word == claims.NO_RECORD else [value, nodes.Text(" ")]
+            seen = [] if word == outcomes.NO_RECORD else [value, nodes.Text(" ")]
             why = f" ({check['why']})" * bool(check["why"])
             asked = f"asked: {minus(check['asked'])}{why}"
             quantity = check["quantity"] + " (control)" * (not check["essential"])
+            quantity += f" (read as {check['reading']})" * bool(check["reading"])
             lines = (
                 nodes.paragraph(text=_together(quantity), classes=["check-what"]),
                 nodes.paragraph(
@@ -213,6 +240,27 @@ class ClaimsTable(Facts):
             )  # fmt: skip
             items += nodes.list_item("", nodes.paragraph("", "", sign), _box("check", *lines))
         return [items]
+
+
+class DurationsTable(Facts):
+    """How long the stored records took, by paper: ``smoke`` and ``quick``."""
+
+    def run(self) -> list[nodes.Node]:
+        """Read the manifests and lay their seconds out."""
+        body = []
+        for paper in catalogue.papers():
+            names = catalogue.names(paper)
+            smoke, quick = (
+                [s for name in names if (s := duration.took(paper, name, profile)) is not None]
+                for profile in ("smoke", "quick")
+            )
+            if smoke and quick:
+                ends = f"{duration.words(min(quick))} to {duration.words(max(quick))}"
+                rest = [duration.words(s) for s in (statistics.median(quick), sum(quick))]
+                cells = [self.short(paper), duration.words(sum(smoke)), ends, *rest]
+                body.append([[nodes.paragraph(text=cell)] for cell in cells])
+        heads = ["paper", "smoke, all", "quick, one", "half within", "all"]
+        return [self.table(heads, [32, 14, 26, 14, 14], body, ["durations"])]
 
 
 class Erratum(Page):

@@ -21,7 +21,7 @@ from .facts import FACT, minus
 
 TOLD = {
     "provenance": re.compile(r"Record \S+\.(smoke|quick|paper)\b.*\bcommit \S+"),
-    "verdict-note": re.compile(r"[A-Z]{3,}\d?-C\S+: [A-Z ]+\."),
+    "verdict-note": re.compile(r"[A-Z]{3,}\d?-C\S+: [A-Z ,]+\."),
 }
 FOUND = "tag_found"  # on a cell that tells what was found
 
