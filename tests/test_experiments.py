@@ -330,7 +330,7 @@ def test_obtain_reads_or_runs(tmp_path, monkeypatch):
         experiments.obtain(PAPER, "figB1", "replay", out=tmp_path)
     made = experiments.obtain(PAPER, "figB1", "smoke", out=tmp_path)
     ran = []
-    monkeypatch.setattr(experiments, "run", lambda *given: ran.append(given))
+    monkeypatch.setattr(experiments, "run", lambda *given, **_: ran.append(given))
     read = experiments.obtain(PAPER, "figB1", "replay", out=tmp_path)
     assert read.path == made.path and read.frame.equals(made.frame)
     again = experiments.obtain(PAPER, "figB1", "smoke", device="cpu", out=tmp_path)
@@ -351,7 +351,7 @@ def test_a_record_waits_for_its_tuning(tmp_path, monkeypatch):
     )
     made = experiments.obtain("hierarchy", "fig3", "smoke", device="cpu", out=tmp_path)
     ran = []
-    monkeypatch.setattr(experiments, "run", lambda *given: ran.append(given))
+    monkeypatch.setattr(experiments, "run", lambda *given, **_: ran.append(given))
     again = experiments.obtain("hierarchy", "fig3", "smoke", device="cpu", out=tmp_path)
     assert again.path == made.path and not ran
     records.save(tmp_path, rates.frame.assign(value=rates.frame["value"] + 1), rates.manifest)

@@ -28,6 +28,7 @@ from fedlib.papers.personalization.trials import TRIALS as PERSONAL
 from fedlib.papers.trials import TRIALS
 
 ROOT = Path(fedlib.__file__).parents[1]
+TRAINING = "fedlib.papers.participation.study:training"
 COMMAND = [sys.executable, "-m", "fedlib", "gpu", "--device", "cpu", "--profile", "smoke"]
 
 
@@ -209,13 +210,13 @@ def test_a_seed_of_other_code_is_made_again_and_stops_no_other_record(tmp_path, 
     found = gpu.run(1, tmp_path, "cpu", "smoke", tell=lambda _: None)
     page = tmp_path / "seeds" / "cpu" / "1" / "participation" / "fig1.smoke.json"
     old = json.loads(page.read_text())
-    page.write_text(json.dumps(old | {"code": old["code"] | {"training": "0000"}}))
+    page.write_text(json.dumps(old | {"code": old["code"] | {TRAINING: "0000"}}))
     made = []
     right = experiments.run
     monkeypatch.setattr(experiments, "run", lambda *a: made.append(a[3]) or right(*a))
     found = gpu.run(1, tmp_path, "cpu", "smoke", tell=lambda _: None)
     assert made == [[1]] and found["records"][0]["joined"]
-    assert "training" in json.loads(page.read_text())["code"]
+    assert TRAINING in json.loads(page.read_text())["code"]
 
     def full(*args):
         raise RuntimeError("CUDA out of memory")

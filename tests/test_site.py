@@ -205,7 +205,7 @@ def test_each_card_has_its_own_verdict_checks_and_words(html, verdicts):
             for origin in row["origins"]:
                 assert origin[:40] in ours
             assert not row["profile"] or row["changed"][:20] in ours
-            assert not row["ages"]["first_look"] or ages.words(row["ages"]) in ours
+            assert not row["ages"]["first_look"] or letters(ages.words(row["ages"])) in letters(ours)
 
 
 def test_the_overview_counts_and_states_every_claim(html, verdicts):
@@ -216,7 +216,7 @@ def test_the_overview_counts_and_states_every_claim(html, verdicts):
         for row in rows:
             (line,) = (line for line in lines if f" {row['id']} " in line)
             assert f"{row['finding']} {row['told']}" in line
-            assert plain(row["statement"])[:40] in line
+            assert letters(row["statement"][:40]) in letters(line)
 
 
 def test_the_front_page_counts_the_verdicts(html, verdicts):
@@ -225,7 +225,7 @@ def test_the_front_page_counts_the_verdicts(html, verdicts):
     lines = [text_of(line) for line in re.findall(r"<tr.*?</tr>", summary, re.S)][1:]
     for rows, line in zip(verdicts.values(), lines, strict=True):
         assert f"{len(rows)} claims" in line
-        shown = {word: int(n) for n, word in re.findall(r"(\d+) ([a-z ]+?)(?= \d|$)", line)}
+        shown = {word: int(n) for n, word in re.findall(r"(\d+) ([a-z, ]+?) ?(?= \d|$)", line)}
         counts = {word: n for word, n in claims.count(rows).items() if n}
         assert counts.items() <= (shown | {"claims": len(rows)}).items()
 
