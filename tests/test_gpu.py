@@ -241,6 +241,7 @@ ON_A_CPU = {  # no data set: a toy, clocks, arithmetic, a small problem; or no l
         "lambdas",
         "worth",
         "many",
+        "fig3",
         "rates-of-weights",
         "rates-of-models",
         "single-loop",

@@ -212,8 +212,9 @@ class ClaimsTable(Facts):
         if row["smallest"]:
             named = ", ".join(f"{value:g} in {name}" for name, value in row["smallest"].items())
             lines = [*lines, f"smallest difference that matters: {named}. {row['because']}"]
-        if row["profile"] and row["ages"]["first_look"]:
-            lines.append(f"{ages.words(row['ages'])} {row['changed']}".rstrip())
+        if row["profile"]:
+            age = ages.words(row["ages"]) if row["ages"]["first_look"] else ""
+            lines += filter(None, [f"{age} {row['changed']}".strip()])
         paragraphs = [nodes.paragraph(text=line, classes=["fact-source"]) for line in lines]
         return _box("claim-origin", *paragraphs)
 
