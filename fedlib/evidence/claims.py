@@ -9,6 +9,7 @@ changed.
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import math
@@ -407,32 +408,35 @@ def judge(
     """
     if out is not None and not Path(out).is_dir():
         raise FedlibError(f"There is no folder {out} to read records from.")
-    known = {claim["id"]: claim for claim in table(paper)}
-    judged = []
-    for name in known if ids is None else ids:
-        found = checks(paper, name, out)
-        claim = known[name]
-        held = read_from(paper, _records(found, made=True), out)
-        counted = [check for check in found if check.essential] or found
-        words = {k: claim.get(k, "") for k in ("paper_reports", "because", "note", "changed")}
-        finding, readings = find(claim, found)
-        judged.append(
-            {
-                **{k: claim[k] for k in ("id", "where", "statement", "kind")},
-                **words,
-                "finding": finding,
-                "readings": readings,
-                **fields(claim, read_from(paper, _records(counted, made=True), out)),
-                "told": told(found),
-                "checks": [vars(check) for check in found],
-                "record": _records(found),
-                "profile": ", ".join(dict.fromkeys(c.profile for c in found if c.profile)),
-                "smallest": claim.get("smallest", {}),
-                "origins": [record.provenance() for record in held],
-                "ages": ages.of(paper, claim, held),
-            }
-        )
-    return judged
+    names = [claim["id"] for claim in table(paper)] if ids is None else ids
+    folder, pages = records.folder(paper, out), paths.paper_folder(paper).glob("*.toml")
+    stamp = tuple((page.name, page.stat().st_mtime_ns) for page in (*pages, *folder.glob("*")))
+    return [copy.deepcopy(_judged(paper, name, out, stamp)) for name in names]
+
+
+@functools.lru_cache(maxsize=256)
+def _judged(paper: str, name: str, out: str | Path | None, stamp: tuple) -> dict[str, Any]:
+    """Judge a claim, once for each time that a file changes."""
+    found = checks(paper, name, out)
+    claim = {claim["id"]: claim for claim in table(paper)}[name]
+    held = read_from(paper, _records(found, made=True), out)
+    counted = [check for check in found if check.essential] or found
+    words = {k: claim.get(k, "") for k in ("paper_reports", "because", "note", "changed")}
+    finding, readings = find(claim, found)
+    return {
+        **{k: claim[k] for k in ("id", "where", "statement", "kind")},
+        **words,
+        "finding": finding,
+        "readings": readings,
+        **fields(claim, read_from(paper, _records(counted, made=True), out)),
+        "told": told(found),
+        "checks": [vars(check) for check in found],
+        "record": _records(found),
+        "profile": ", ".join(dict.fromkeys(c.profile for c in found if c.profile)),
+        "smallest": claim.get("smallest", {}),
+        "origins": [record.provenance() for record in held],
+        "ages": ages.of(paper, claim, held),
+    }
 
 
 def fields(claim: Claim, held: list[Record]) -> dict[str, Any]:
