@@ -53,7 +53,7 @@ def test_the_api_has_every_module_once():
 def test_the_commands_are_those_of_the_command_line():
     text = "\n".join(pages.commands())
     assert "| `fedlib run PAPER EXPERIMENT` | Say how long an experiment takes, run it" in text
-    options = "profile seeds device out tf32 replace set yes".split()
+    options = ["profile", "seeds", "device", "out", "tf32", "replace", "set", "yes"]
     assert f"Takes {', '.join(f'`--{name}`' for name in options)}. |" in text
     assert "| `fedlib claims [PAPER]` |" in text and "| `fedlib data get NAME` |" in text
 
