@@ -8,6 +8,7 @@ scale and on which data it was measured.
 from __future__ import annotations
 
 import functools
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NotRequired
@@ -151,7 +152,7 @@ def answers(paper: str, out: str | Path | None = None) -> list[Finding]:
             check = held[part["check"]]
             said = part.get(check["outcome"], "There is no record yet that could say.")
             for word in ("measured", "size"):
-                said = said.replace(f"{{{word}}}", check[word])
+                said = said.replace(f"{{{word}}}", minus(check[word]))
             told.append(said)
         check = held[entry["check"]]
         setting = _setting(paper, known[entry["claim"]], check, out)
@@ -162,6 +163,11 @@ def answers(paper: str, out: str | Path | None = None) -> list[Finding]:
             )
         )  # fmt: skip
     return found
+
+
+def minus(text: str) -> str:
+    """Write a minus sign where a number has a hyphen."""
+    return re.sub(r"(?<![\w.])-(?=[\d.])", "\N{MINUS SIGN}", text)
 
 
 def _setting(paper: str, claim: claims.Claim, check: dict[str, Any], out: str | Path | None) -> str:

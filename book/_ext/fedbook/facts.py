@@ -18,6 +18,7 @@ from sphinx.util.docutils import SphinxDirective
 
 from fedlib.errors import FedlibError
 from fedlib.evidence import ages, catalogue, claims, duration, outcomes, scale
+from fedlib.evidence.findings import minus
 from fedlib.paths import papers
 from fedlib.schema import Page, read_toml
 
@@ -354,5 +355,3 @@ def _together(text: str) -> str:
     return re.sub(r" ([=≥≤]) ", "\N{NO-BREAK SPACE}\\1\N{NO-BREAK SPACE}", text)
 
 
-def minus(text: str) -> str:
-    return re.sub(r"(?<![\w.])-(?=[\d.])", "\N{MINUS SIGN}", text)

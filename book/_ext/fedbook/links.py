@@ -15,9 +15,10 @@ from sphinx.config import Config
 from sphinx.domains.python import ObjectEntry
 from sphinx.util.nodes import make_refnode
 
+from fedlib.evidence.findings import minus
 from fedlib.paths import about, papers
 
-from .facts import FACT, minus
+from .facts import FACT
 
 TOLD = {
     "provenance": re.compile(r"Record \S+\.(smoke|quick|paper)\b.*\bcommit \S+"),
