@@ -248,6 +248,25 @@ def claims(
     typer.echo("  ".join(f"{sign} {word}" for word, sign in SIGNS.items()))
 
 
+@app.command("records")
+def records_(
+    go_on: Annotated[bool, typer.Option("--work", help="Make the next ones.")] = False,
+    hours: Annotated[float, typer.Option(min=0.001, help="Time to spend on it.")] = 1.0,
+    cores: Annotated[int, typer.Option(min=1, help="How many to use.")] = 1,
+    as_json: Json = False,
+) -> None:
+    """Show the queue of long records, or go on with it, a seed at a time."""
+    import torch
+
+    from fedlib.evidence import queue
+
+    if not go_on:
+        _print(queue.rows(), as_json)
+        return
+    torch.set_num_threads(cores)
+    queue.work(hours, typer.echo, sys.stderr.isatty())
+
+
 @app.command()
 def stale(
     everything: Annotated[bool, typer.Option("--all", help="Fresh and checked ones, too.")] = False,

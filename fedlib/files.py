@@ -28,6 +28,10 @@ from fedlib.errors import FedlibError
 OLD = 3600  # seconds after which a half-written file was left by a process that was killed
 
 
+class UnderWay(FedlibError):
+    """Another process is at the same work; the message says which."""
+
+
 def publish(path: Path, content: bytes) -> None:
     """Write a file under a name of its own beside its place, and move it there in one step.
 
@@ -117,7 +121,7 @@ def only_one(path: Path, what: str) -> Iterator[None]:
 
     Raises
     ------
-    FedlibError
+    UnderWay
         When another process is at it, saying which.
     """
     lock = filelock.FileLock(path, timeout=0)
@@ -128,7 +132,7 @@ def only_one(path: Path, what: str) -> Iterator[None]:
             who = path.read_text("utf-8").strip()
         except OSError:
             who = ""
-        raise FedlibError(
+        raise UnderWay(
             f"{what} is under way in {path.parent}, by {who or 'another process'}. Wait for it, or "
             "choose another folder with --out."
         ) from None

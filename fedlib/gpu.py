@@ -6,7 +6,6 @@ another, the command goes on: what the same code has found on the same device is
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -29,7 +28,7 @@ from fedlib.engine.local import everywhere
 from fedlib.engine.rng import stream
 from fedlib.engine.simulation import OutOfTime, simulate
 from fedlib.errors import FedlibError
-from fedlib.evidence import catalogue, experiments, records
+from fedlib.evidence import catalogue, experiments, queue, records
 from fedlib.papers import trials as shared
 from fedlib.papers.trials import Trial
 
@@ -405,13 +404,12 @@ def _records(
         name = f"{paper}/{experiment}.{profile}"
         row = {"record": name, "seeds": len(seeds), "done": [], "joined": False, "under way": ""}
         rows.append(row)
-        # a grid grows for all its seeds alike, so these stay together
-        parts = {"tuning": seeds} if "tunes" in s else {str(seed): (seed,) for seed in seeds}
+        parts = queue.parts(paper, experiment, profile)
         folder = home / "seeds" / (place + "-tf32" * tf32)
         try:
             for part, own in parts.items():
                 if "tuned" in s:
-                    _hand_on(paper, s["tuned"], profile, folder / "tuning", folder / part)
+                    queue.hand_on(paper, s["tuned"], profile, folder / "tuning", folder / part)
                 if not _there(paper, experiment, profile, folder / part):
                     row["under way"] = part if "tunes" in s else f"seed {part}"
                     tell(f"   {row['record']}: {row['under way']} is begun, or goes on")
@@ -422,7 +420,8 @@ def _records(
                 row["done"] += own
                 row["under way"] = ""
                 keep("records", rows)
-            path = _join(paper, experiment, profile, [folder / part for part in parts], home)
+            sources = [folder / part for part in parts]
+            path = queue.join(paper, experiment, profile, sources, home / "records")
             row["joined"] = True
             tell(f"   Wrote {path}")
         except OutOfTime as stopped:
@@ -434,24 +433,6 @@ def _records(
             tell(f"   {row['record']}: {error}")
         finally:
             keep("records", rows)
-
-
-def _join(paper: str, experiment: str, profile: str, parts: Sequence[Path], home: Path) -> Path:
-    """Put the records of some folders together in the folder ``records``."""
-    if len(parts) > 1:
-        return records.join(paper, experiment, profile, parts, home / "records").path
-    _hand_on(paper, experiment, profile, parts[0], home / "records")
-    return records.load(paper, experiment, profile, home / "records").path
-
-
-def _hand_on(paper: str, experiment: str, profile: str, source: Path, target: Path) -> None:
-    """Copy a record to another folder, if it is there and the other is not the same."""
-    with contextlib.suppress(records.MissingRecord):
-        held = records.load(paper, experiment, profile, source)
-        with contextlib.suppress(records.MissingRecord):
-            if records.load(paper, experiment, profile, target).manifest == held.manifest:
-                return
-        records.save(target, held.frame, held.manifest)
 
 
 def _there(paper: str, experiment: str, profile: str, source: Path) -> bool:

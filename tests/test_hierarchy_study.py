@@ -216,6 +216,22 @@ def test_few_training_samples_are_spread_evenly_and_all_test_samples_are_looked_
     assert float(told["train", "loss"]) == pytest.approx(few.mean(), rel=1e-5)
 
 
+def test_a_run_is_evaluated_for_the_looks_that_show_it_and_never_besides(monkeypatch):
+    seen, evaluate = [], study.Task.evaluate
+
+    def counted(task, theta, split="train", *rest):
+        seen.extend([split] * len(theta))
+        return evaluate(task, theta, split, *rest)
+
+    monkeypatch.setattr(study.Task, "evaluate", counted)
+    runs = [dict(run="S = 0", sync=0.0), dict(run="S = 2"), dict(run="S = 6", sync=6.0)]
+    s = TRAINED | dict(runs=runs, watch=False, time=40.0)
+    frame = study.training(Job(s, (3, 8), progress=False)).frame
+    told = frame[(frame["split"] == "test") & (frame["metric"] == "loss")]
+    shown = told.groupby(["run", "seed"])["rounds"].nunique().sum()
+    assert seen.count("test") == seen.count("train") == shown < 6 * 5
+
+
 def test_staleness_is_the_mean_over_the_merges_of_a_group():
     """Group 0: two iterations of 1 and a trip of 1. Group 1: one of 3 and a trip of 1."""
     line = arrivals(0, 2.0, 12.0, [Deterministic(1.0), Deterministic(3.0)], Deterministic(1.0))

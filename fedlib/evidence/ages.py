@@ -19,7 +19,7 @@ import subprocess
 import tomllib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -187,19 +187,8 @@ def looked(paper: str, experiment: str, profile: str, out: str | Path) -> dict[s
     found = []
     for place, kind in itertools.product((out, None), catalogue.PROFILES):
         with contextlib.suppress(FedlibError):
-            found += _looks(records.load(paper, experiment, kind, place).manifest)
+            found += records.looks(records.load(paper, experiment, kind, place).manifest)
     return {"looked": min(found)} if found and profile != "smoke" else {}
-
-
-def _looks(manifest: Mapping[str, Any]) -> list[str]:
-    """Return when a record's run began, and when one before it did; nothing for a smoke run."""
-    if manifest["profile"] == "smoke":
-        return []
-    jobs = 1 + len(manifest.get("beside", []))  # which share their time
-    end = datetime.fromisoformat(manifest["date"])
-    end = end if end.tzinfo else end.replace(tzinfo=UTC)
-    began = end - timedelta(seconds=manifest["wall_seconds"] * jobs)
-    return [_stamp(began.timestamp()), *filter(None, [manifest.get("looked")])]
 
 
 def _stamp(seconds: float) -> str:
@@ -233,10 +222,11 @@ def of(paper: str, claim: Mapping[str, Any], held: Iterable[Record]) -> dict[str
     before = [told["looks"].get(f"{paper}/{name}", {}) for name in asked]
     found = [r.manifest for r in held if r.manifest["experiment"] in asked]
     noted = [_noted(m, claim) for m in found]
-    looks = [part["first"] for part in before if part] + [d for m in found for d in _looks(m)]
+    looks = [part["first"] for part in before if part]
+    looks += [look for m in found for look in records.looks(m)]
     since = [entry["since"]] if entry.get("hash") == now else []
     since += [
-        _looks(m)[0]
+        records.looks(m)[0]
         for m, rule in zip(found, noted, strict=True)
         if rule.get("text") == now and m["profile"] != "smoke"
     ]
@@ -437,7 +427,7 @@ def _first_looks(at: Path, papers: set[str]) -> dict[str, dict[str, str]]:
             for m in versions
             if freshness._plain(m["settings"]) == freshness._plain(last[m["profile"]])
         ]
-        first, anew = (min(d for m in part for d in _looks(m)) for part in (versions, alike))
+        first, anew = (min(d for m in part for d in records.looks(m)) for part in (versions, alike))
         found[name] = {"first": first, "anew": anew}
     return found
 

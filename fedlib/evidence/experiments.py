@@ -123,21 +123,22 @@ def run(
     mark = freshness.digest([repr(how), present["code"], present["cards"]])
     folder = home / f".{experiment}.{profile}.{mark}"
     rules, looked = ages.rules(paper, experiment), ages.looked(paper, experiment, profile, out)
-    commit, before = _commit(), _seconds(folder)
+    commit, (before, worked) = _commit(), _seconds(folder)
     used = tuning.apply(s, tuned["chosen"]) if tuned else s
     job = Job(used, chosen, place, folder, progress, until=until)
     lock = home / f".{experiment}.{profile}.lock"
     with files.folder_for(home), files.only_one(lock, f"{paper} {experiment}, profile {profile},"):
         if announce is not None:
             announce(duration.Plan(paper, experiment, profile, s, job, out, before))
-        began = time.perf_counter()
+        began, busy = time.perf_counter(), time.process_time()
         try:
             with steady():
                 outcome = study(s["kind"])(job)
         finally:
             seconds = before + time.perf_counter() - began
+            worked += time.process_time() - busy
             if folder.is_dir():
-                files.publish(folder / "seconds", f"{seconds:.3f}".encode())
+                files.publish(folder / "seconds", f"{seconds:.3f} {worked:.3f}".encode())
         manifest = {
             "paper": paper,
             "experiment": experiment,
@@ -145,6 +146,7 @@ def run(
             "settings": s,
             "seeds": list(chosen),
             "wall_seconds": round(seconds, 1),
+            "cpu_seconds": round(worked, 1),
             "data": outcome.hashes,
             "fidelity": _fidelity(s["dataset"]) if outcome.hashes else "none",
             "diverged": outcome.diverged,
@@ -179,10 +181,11 @@ def _check_place(page: Path, s: dict[str, Any], seeds: tuple[int, ...]) -> None:
         )
 
 
-def _seconds(folder: Path) -> float:
-    """Return how long earlier starts of an unfinished run worked."""
+def _seconds(folder: Path) -> tuple[float, float]:
+    """Return how long earlier starts of an unfinished run worked, by the clock and in all cores."""
     kept = folder / "seconds"
-    return float(kept.read_text()) if os.path.exists(kept) else 0.0
+    wall, cores = kept.read_text().split() if os.path.exists(kept) else (0, 0)
+    return float(wall), float(cores)
 
 
 def choose_seeds(s: dict[str, Any], seeds: int | Sequence[int] | None) -> tuple[int, ...]:

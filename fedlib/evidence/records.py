@@ -10,8 +10,9 @@ import io
 import json
 import os
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NotRequired
 
@@ -51,6 +52,7 @@ class Manifest(Page):
     seeds: list[int]
     rows: str  # SHA-256 of the rows
     wall_seconds: NonNegativeFloat
+    cpu_seconds: NotRequired[NonNegativeFloat]  # of all cores
     data: dict[str, str]  # SHA-256 of what was read
     fidelity: str
     diverged: dict[str, dict[str, int]]  # run: seed: round
@@ -119,16 +121,23 @@ class Record:
         except FedlibError:
             now = None
         if tuned := m.get("tuning"):
-            there = self.path.with_name(f"{tuned['record']}.json")
+            there = self._near(f"{tuned['record']}.json")
             if not there.exists() or json.loads(there.read_text())["rows"] != tuned["rows"]:
                 return State("stale", f"Tuning has changed: {tuned['record']}.")
-        rows = self.path.with_name(f"{m['experiment']}.smoke.csv.gz")
+        rows = self._near(f"{m['experiment']}.smoke.csv.gz")
         try:
             small = _stored(rows, (m["paper"], m["experiment"], "smoke")).manifest
             smoke = catalogue.settings(m["paper"], m["experiment"], "smoke")
         except FedlibError:
             return judge(m, now, again=again)
         return judge(m, now, small if "seen" in small else None, smoke, again)
+
+    def _near(self, name: str) -> Path:
+        """Return where a file of the same paper is: beside this record, else among stored ones."""
+        beside = self.path.with_name(name)
+        with contextlib.suppress(FedlibError):
+            return beside if beside.exists() else folder(self.manifest["paper"]) / name
+        return beside
 
     def provenance(self) -> str:
         """Return two lines for readers: profile, data, seeds, staleness; date, commit, device."""
@@ -313,6 +322,19 @@ def differences(one: pd.DataFrame, other: pd.DataFrame, same_machine: bool) -> s
     return f"{(~close).sum()} of {len(close)} values, first {a}, now {b}"
 
 
+def looks(manifest: Mapping[str, Any]) -> list[str]:
+    """Return when a record's run began, if that is a look, and when an earlier one did, if known.
+
+    A smoke run is none.
+    """
+    jobs = 1 + len(manifest.get("beside", []))  # which share their time
+    end = datetime.fromisoformat(manifest["date"])
+    end = end if end.tzinfo else end.replace(tzinfo=UTC)
+    began = (end - timedelta(seconds=manifest["wall_seconds"] * jobs)).astimezone(UTC)
+    own = [began.isoformat(timespec="seconds")] * (manifest["profile"] != "smoke")
+    return [*own, *filter(None, [manifest.get("looked")])]
+
+
 def join(
     paper: str,
     experiment: str,
@@ -332,7 +354,8 @@ def join(
     Raises
     ------
     FedlibError
-        When they differ in settings, code, data or tuning, or share a seed.
+        When they differ in settings, data or tuning, or share a seed; or in code, unless the
+        present code is known to give the numbers of all of them.
     """
     held = [load(paper, experiment, profile, source) for source in sources]
     if len(held) < 2:
@@ -340,7 +363,9 @@ def join(
     first, seeds = held[0].manifest, [seed for r in held for seed in r.manifest["seeds"]]
     for record, source in zip(held, sources, strict=True):
         for key in ("settings", "code", "cards", "data", "fidelity", "tuning", "tf32"):
-            if record.manifest.get(key) != first.get(key):
+            if record.manifest.get(key) == first.get(key):
+                continue
+            if key != "code" or any(r.state.word == "stale" for r in (record, held[0])):
                 raise FedlibError(
                     f"The record in {source} has other {key} than the one in {sources[0]}. "
                     "Only seeds may differ."
@@ -354,7 +379,7 @@ def join(
             diverged.setdefault(run, {}).update(lost)
     rules = {claim: rule for claim, rule in first.get("rules", {}).items()
              if all(m.get("rules", {}).get(claim) == rule for m in every)}  # fmt: skip
-    looked = [m["looked"] for m in every if "looked" in m]
+    looked = [look for m in every for look in looks(m)]
     several = {key: " and ".join(dict.fromkeys(m[key] for m in every))
                for key in ("commit", "device", "instructions")}  # fmt: skip
     versions = {key: " and ".join(dict.fromkeys(m["versions"].get(key, "?") for m in every))
@@ -362,7 +387,8 @@ def join(
     manifest = first | several | {
         "seeds": sorted(seeds), "diverged": diverged, "versions": versions,
         "rules": rules, **({"looked": min(looked)} if looked else {}),
-        "wall_seconds": round(sum(m["wall_seconds"] for m in every), 1),
+        **{key: round(sum(m[key] for m in every), 1)
+           for key in ("wall_seconds", "cpu_seconds") if all(key in m for m in every)},
         "date": max(m["date"] for m in every), "joined": [m["rows"] for m in every],
     }  # fmt: skip
     runs = {name: i for i, name in enumerate(dict.fromkeys(held[0].frame["run"]))}

@@ -211,14 +211,15 @@ def train(
             tasks[key], hashes = build_task(own, seeds, job.device)
         task, every = tasks[key], seeds * len(runs)
         algorithm = build(runs, len(seeds))
+        lines = algorithm.timelines(every)
+        due = [set(seen(line, own["time"], s["looks"]).tolist()) for line in lines]
         history = simulate(
             algorithm, task, algorithm.rounds(every), every,
             state=algorithm.init(task, every, task.init(seeds).repeat(len(runs), 1)),
-            evaluate=Looks(own),
+            evaluate=Looks(own, due), evaluate_at=set().union(*due) - {0},
             name=[name for name in names for _ in seeds], progress=job.progress,
             checkpoint=checkpoint_file(job, names[0]), checkpoint_every=20, until=job.until,
         )  # fmt: skip
-        lines = algorithm.timelines(every)
         for i, name in enumerate(names):
             mine = lines[i * len(seeds) : (i + 1) * len(seeds)]
             frames[name], lost = on_time(history, name, seeds, mine, own["time"], s["looks"])
@@ -234,28 +235,47 @@ class Looks:
     ----------
     s
         Settings of the runs. A group that is isolated is evaluated on training samples of its own.
+    due
+        After which rounds each run is wanted; by default after all. Where another one is, it is not
+        evaluated, and has zeros.
     """
 
-    def __init__(self, s: Training) -> None:
+    def __init__(self, s: Training, due: Sequence[set[int]] | None = None) -> None:
         self.limit, self.groups, self.own = s["evaluate_on"], s.get("watch"), "isolated" in s
+        self.due = due
 
     def __call__(self, state: State, task: Task) -> dict[tuple[str, str], Tensor]:
-        found = {("train", k): v for k, v in self.training(state, task).items()}
-        found |= {("test", k): v for k, v in task.evaluate(state.x, "test").items()}
+        every = range(len(state.seeds))
+        rows = [r for r in every if self.due is None or state.t in self.due[r]]
+        if not rows:
+            return {}
+        found = {("train", k): v for k, v in self.training(state, task, rows).items()}
+        found |= {("test", k): v for k, v in task.evaluate(state.x[rows], "test").items()}
         for i in range(state.y.shape[1] if self.groups else 0):
-            accuracy = task.evaluate(state.y[:, i], "test")["accuracy"]
+            accuracy = task.evaluate(state.y[rows, i], "test")["accuracy"]
             found[f"group {i}", "accuracy"] = accuracy
-        return found
+        return {key: _spread(value, rows, len(every)) for key, value in found.items()}
 
-    def training(self, state: State, task: Task) -> dict[str, Tensor]:
-        """Return the metrics on training samples, ``[R]`` each."""
+    def training(self, state: State, task: Task, rows: Sequence[int]) -> dict[str, Tensor]:
+        """Return the metrics of some runs on training samples, one value a run."""
         if not self.own:
-            return task.evaluate(state.x, "train", self.limit)
+            return task.evaluate(state.x[rows], "train", self.limit)
         each = [
-            task.of(seed).evaluate(state.x[r : r + 1], "train", self.limit, "clients")
-            for r, seed in enumerate(state.seeds)
+            task.of(state.seeds[r]).evaluate(state.x[r : r + 1], "train", self.limit, "clients")
+            for r in rows
         ]
         return {metric: torch.cat([one[metric] for one in each]) for metric in each[0]}
+
+
+def _spread(values: Tensor, rows: Sequence[int], number: int) -> Tensor:
+    """Put the values of some runs among those of all."""
+    return values.new_zeros(number).index_put((torch.tensor(rows),), values)
+
+
+def seen(line: Any, time: float, looks: int) -> np.ndarray:
+    """Return how many rounds of a timeline are over at even times, ``[looks + 1]``."""
+    at = np.linspace(0, time, looks + 1)
+    return np.searchsorted(line.end, at * (1 + 1e-12), side="right")
 
 
 def on_time(
@@ -266,7 +286,7 @@ def on_time(
     Parameters
     ----------
     history
-        Evaluated after every round.
+        Evaluated after each round that a look shows, see :func:`seen`.
     lines
         The timeline of each seed.
     time, looks
@@ -275,7 +295,7 @@ def on_time(
     frame, parts, lost = history.frame, [], {}
     at = np.linspace(0, time, looks + 1)
     for seed, line in zip(seeds, lines, strict=True):
-        done = np.searchsorted(line.end, at * (1 + 1e-12), side="right")  # rounds by then
+        done = seen(line, time, looks)
         mine = frame[(frame["run"] == name) & (frame["seed"] == seed)]
         wide = mine.pivot(index="round", columns=["split", "metric"], values="value")
         told = wide.reindex(done, method="ffill").set_index(np.arange(looks + 1))

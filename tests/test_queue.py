@@ -1,0 +1,113 @@
+"""The queue of long records, on small ones."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+from fedlib import files
+from fedlib.cli import app
+from fedlib.errors import FedlibError
+from fedlib.evidence import catalogue, experiments, queue, records
+
+FIG3 = ("hierarchy", "fig3", "smoke")
+
+
+@pytest.fixture
+def place(tmp_path):
+    """A queue of two records, a folder for seeds and one for what is joined."""
+
+    def entry(experiment):
+        return (
+            f'[[record]]\npaper = "hierarchy"\nexperiment = "{experiment}"\n'
+            'profile = "smoke"\nhours = 0.5\n'
+        )
+
+    page = tmp_path / "queue.toml"
+    page.write_text(entry("fig3") + entry("counts"))
+    return dict(page=page, home=tmp_path / "seeds", out=tmp_path / "joined")
+
+
+def in_order(frame: pd.DataFrame) -> pd.DataFrame:
+    columns = [c for c in frame if c != "value"]
+    return frame.sort_values(columns, kind="stable").reset_index(drop=True)
+
+
+def test_seed_by_seed_it_makes_what_a_run_of_all_seeds_makes(place, tmp_path):
+    told = []
+    assert [row["state"] for row in queue.rows(**place)] == ["waiting", "waiting"]
+    assert [row["needed [h]"] for row in queue.rows(**place)] == [0.5, 0.5]
+    queue.work(1, told.append, **place)
+    assert [row["state"] for row in queue.rows(**place)] == ["done", "done"]
+    whole = experiments.run(*FIG3, device="cpu", out=tmp_path / "whole", progress=False)
+    held = records.load(*FIG3, place["out"])
+    assert held.manifest["seeds"] == whole.manifest["seeds"]
+    assert held.manifest["cpu_seconds"] > 0
+    pd.testing.assert_frame_equal(in_order(held.frame), in_order(whole.frame), rtol=1e-5)
+    assert not [p for p in place["home"].rglob("*") if p.is_file()], "joined: no longer needed"
+    told.clear()
+    queue.work(1, told.append, **place)
+    assert told == [], "nothing is left"
+
+
+def test_without_time_nothing_is_begun_and_a_stopped_seed_goes_on(place, monkeypatch):
+    told = []
+    queue.work(0, told.append, **place)
+    assert told == []
+    right = experiments.run
+
+    def short(*args, until, **options):
+        return right(*args, until=0.0, **options)  # over after the first round
+
+    with monkeypatch.context() as m:
+        m.setattr(experiments, "run", short)
+        queue.work(1, told.append, **place)
+    assert "stopped in time after 1 of" in told[-1]
+    assert queue.rows(**place)[0]["state"] == "under way"
+    queue.work(1, told.append, **place)
+    assert [row["state"] for row in queue.rows(**place)] == ["done", "done"]
+
+
+def test_what_another_process_is_at_is_left_to_it(place):
+    first = next(iter(queue.parts(*FIG3)))
+    folder = files.make_folder(place["home"] / first / "hierarchy")
+    with files.only_one(folder / ".fig3.smoke.lock", "hierarchy fig3"):
+        queue.work(1, lambda text: None, **place)
+    states = {row["record"]: row["seeds"] for row in queue.rows(**place)}
+    assert states["hierarchy/fig3.smoke"] == "1/2", "the other seed, and none joined"
+    with pytest.raises(records.MissingRecord):
+        records.load(*FIG3, place["out"])
+    queue.work(1, lambda text: None, **place)
+    assert queue.rows(**place)[0]["state"] == "done"
+
+
+def test_one_that_cannot_be_made_keeps_no_other_waiting(place, monkeypatch):
+    right, told = experiments.run, []
+
+    def run(paper, experiment, *args, **options):
+        if experiment == "fig3":
+            raise FedlibError("No data.")
+        return right(paper, experiment, *args, **options)
+
+    monkeypatch.setattr(experiments, "run", run)
+    queue.work(1, told.append, **place)
+    assert [row["state"] for row in queue.rows(**place)] == ["waiting", "done"]
+    assert any("No data." in line for line in told)
+
+
+def test_the_book_s_queue_asks_for_what_there_is_and_tunes_first():
+    held = queue.read()
+    names = [row[:3] for row in held]
+    assert len(set(names)) == len(names)
+    for place, (paper, experiment, profile) in enumerate(names):
+        s = catalogue.settings(paper, experiment, profile)
+        if "tuned" in s:
+            assert (paper, s["tuned"], profile) in names[:place], experiment
+
+
+def test_the_command_shows_the_queue():
+    shown = CliRunner().invoke(app, ["records"])
+    assert shown.exit_code == 0 and "hierarchy/fig3.paper" in shown.output
+    wrong = CliRunner().invoke(app, ["records", "--work", "--hours", "-1"])
+    assert wrong.exit_code == 2
