@@ -147,7 +147,7 @@ def _give(unit: Unit, job: BatchJob, whole: Record, folder: Path) -> None:
     beside = [other.id for other in unit.jobs if other is not job]
     told = m | {
         "settings": s, "seeds": list(job.seeds), "diverged": diverged,
-        "wall_seconds": round(m["wall_seconds"] / len(unit.jobs), 1),
+        **{key: round(m[key] / len(unit.jobs), 1) for key in ("wall_seconds", "cpu_seconds")},
         **ages.looked(job.paper, job.experiment, job.profile, place(folder, job)),
         **freshness.now(s), **({"beside": beside} if beside else {}),
     }  # fmt: skip
