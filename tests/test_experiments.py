@@ -29,7 +29,8 @@ PAPER = "participation"
 NAMES = [(paper, name) for paper in catalogue.papers() for name in catalogue.names(paper)]
 ONE_OF_A_KIND = ["fig2", "figB2", "factor", "heterogeneity"]  # and speedup, with fewer rounds
 MANIFEST = {
-    *("paper", "experiment", "profile", "settings", "seeds", "wall_seconds", "device"),
+    *("paper", "experiment", "profile", "settings", "seeds", "wall_seconds", "cpu_seconds"),
+    "device",
     *(
         "versions",
         "commit",

@@ -213,14 +213,20 @@ def few_rounds(simulate: Callable[..., Any]) -> Callable[..., Any]:
             held = simulate(algorithm, task, some, seeds, **blind)
             options["state"] = held.state
 
+        # an evaluation that leaves runs out says when each is due: all of them are at the start
+        due, first = getattr(options.get("evaluate"), "due", None), options.get("state")
+        share = sum(map(len, due)) / len(due) / len(set().union(*due)) if due else 1.0
+
         def look(times: int) -> None:
             nonlocal held
+            if due:
+                options["state"] = first
             for _ in range(times):
                 held = simulate(algorithm, task, 0, seeds, **options)
 
         try:
             pilot.stretch(rounds, go_on)  # first, as a look may take longer than all there is
-            pilot.stretch(1 + len(asked) + (rounds > 0), look)
+            pilot.stretch(1 + round(share * len(asked)) + (rounds > 0), look)
         except TooLong:
             pilot.cut = dict.fromkeys(names, (pilot.clock() - start) / len(names))
             raise
