@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
+import difflib
 import functools
+import importlib
+import multiprocessing
 import os
 import random
 import re
-import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -22,10 +26,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from xml.etree import ElementTree
 
+import pytest
 from cosmic_ray.commands import init
-from cosmic_ray.mutating import mutate_and_test
+from cosmic_ray.mutating import use_mutation
+from cosmic_ray.plugins import get_operator
 from cosmic_ray.work_db import use_db
-from cosmic_ray.work_item import MutationSpec, TestOutcome
+from cosmic_ray.work_item import MutationSpec
 from tqdm import tqdm
 
 BINARY = "Add_Sub Sub_Add Mul_Div Div_Mul FloorDiv_Mul Mod_FloorDiv Pow_Mul BitOr_BitAnd"
@@ -40,7 +46,8 @@ MISTAKES = {  # one for each operator of Python; more of them mostly end in a Ty
 }
 WHOLE = {"test_bench.py", "test_cli.py", "test_device.py", "test_gpu.py", "test_new_user.py"}
 WHOLE |= {"test_notebooks.py", "test_site.py"}  # much is run for each test; only when asked for
-PYTEST = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", "not network"]
+OPTIONS = ["-x", "-q", "-p", "no:cacheprovider", "-m", "not network"]
+HEAVY = ["torch", "pandas", "scipy.stats", "scipy.optimize", "sklearn.datasets"]
 
 
 def copied(root: Path, home: Path) -> None:
@@ -104,7 +111,8 @@ def seconds(tests: list[str]) -> dict[str, float]:
     """Run tests on the code as it is; return how long each file takes."""
     report = Path("mutants.xml").resolve()
     options = ["-o", "junit_family=xunit1", f"--junitxml={report}"]
-    done = subprocess.run([*PYTEST, *options, *tests], capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "pytest", *OPTIONS, *options, *tests]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"The tests fail without a mutant, too:\n{done.stdout[-3000:]}{done.stderr}")
     took = defaultdict(float)
@@ -113,17 +121,42 @@ def seconds(tests: list[str]) -> dict[str, float]:
     return took
 
 
+def carry_out(tests: list[str]) -> None:
+    """Run tests in this process, quietly, and end it with their exit code."""
+    os.setsid()  # so that whatever the tests start can be ended with them
+    sys.dont_write_bytecode = True
+    quiet = os.open(os.devnull, os.O_RDWR)
+    for stream in range(3):
+        os.dup2(quiet, stream)
+    os._exit(pytest.main([*OPTIONS, *tests]))
+
+
+def is_noticed(tests: list[str], limit: float) -> bool:
+    """Run tests in a copy of this process, which has read nothing of the package; did one fail?"""
+    process = multiprocessing.get_context("fork").Process(target=carry_out, args=[tests])
+    process.start()
+    process.join(limit)
+    if late := process.is_alive():
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.join()
+    return late or process.exitcode != 0
+
+
 def survivors(found: list[MutationSpec], tests: dict[Path, list[str]]) -> Iterator[str]:
     """Try the mutants; yield where each one is that no test noticed, and what it changes."""
     took = seconds(sorted({file for files in tests.values() for file in files}))
+    for name in HEAVY:  # read once, not for each mutant
+        importlib.import_module(name)
     for one in tqdm(found, desc="mutants", unit="", smoothing=0):
         files = sorted(tests[one.module_path], key=lambda file: took.get(file, 0.0))
         limit = 60 + 3 * sum(took.get(file, 0.0) for file in files)
-        result = mutate_and_test([one], shlex.join([*PYTEST, *files]), limit)
-        if result.test_outcome != TestOutcome.KILLED:
-            lines = (result.diff or result.output).splitlines()
-            change = [line for line in lines if re.match(r"[+-](?!--|\+\+)", line)]
-            yield "\n".join([f"\n{one.module_path}:{one.start_pos[0]} survived", *change])
+        operator = get_operator(one.operator_name)(**one.operator_args)
+        with use_mutation(one.module_path, operator, one.occurrence) as (before, after):
+            if not is_noticed(files, limit):
+                lines = difflib.unified_diff(before.splitlines(), after.splitlines(), n=0)
+                change = [line for line in lines if re.match(r"[+-](?!--|\+\+)", line)]
+                yield "\n".join([f"\n{one.module_path}:{one.start_pos[0]} survived", *change])
 
 
 def main() -> None:
