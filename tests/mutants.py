@@ -172,6 +172,7 @@ def main() -> None:
         home = Path(folder).resolve()
         copied(root, home)
         os.chdir(home)
+        sys.path.insert(0, str(home))
         os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # they take longer than many a test
         os.environ["PYTHONPATH"] = os.pathsep.join([str(home), os.environ.get("PYTHONPATH", "")])
         modules = sorted(asked.module.rglob("*.py")) or [asked.module]
