@@ -77,12 +77,12 @@ bench: $(READY)
 # Any Python with what fedlib computes with will do: a machine without a network needs no more.
 MINUTES ?= 25
 OUT     ?= runs/gpu
-ENOUGH  := $(shell "$(PYTHON)" -c 'import fedlib.gpu, sklearn' 2>/dev/null && echo yes)
+ENOUGH  := $(shell "$(PYTHON)" -c 'import fedlib.lab.gpu, sklearn' 2>/dev/null && echo yes)
 gpu: $(if $(ENOUGH),,$(READY))
 	@"$(if $(ENOUGH),$(PYTHON),$(BIN)/python)" -m fedlib gpu --minutes $(MINUTES) --out "$(OUT)"
 
 ages: $(READY)
-	@$(BIN)/python -m fedlib.evidence.ages
+	@$(BIN)/python -m fedlib.lab.evidence.ages
 
 strip: $(READY)
 	@$(BIN)/python book/strip.py

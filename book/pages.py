@@ -25,7 +25,7 @@ from fedlib import paths  # noqa: E402
 from fedlib.errors import unknown  # noqa: E402
 
 if TYPE_CHECKING:
-    from fedlib.evidence import findings
+    from fedlib.lab.evidence import findings
 
 PARTS = ("derive", "build", "reproduce")
 
@@ -75,7 +75,8 @@ def folders() -> list[str]:
 
 def modules(folder: Path) -> Iterator[str]:
     """Yield the dotted names of a folder's modules and folders, and of what is inside these."""
-    files = (path for path in folder.iterdir() if path.suffix == ".py" and path.stem != "__init__")
+    shown = (path for path in folder.glob("*.py") if path.stem != "__init__")
+    files = (path for path in shown if _dotted(path.with_suffix("")) != "fedlib.lab.cli")
     yield from sorted(_dotted(path.with_suffix("")) for path in files)
     for inner in sorted(path.parent for path in folder.glob("*/__init__.py")):
         yield _dotted(inner)
@@ -94,7 +95,7 @@ def api() -> Iterator[str]:
         for module in modules(ROOT / "fedlib" / name):
             yield from _documented(module, "###")
     yield from ("## Beside the folders", "")
-    for name in ("bench", "gpu", "errors", "files", "paths", "schema"):
+    for name in ("errors", "files", "paths", "schema"):
         yield from _documented(f"fedlib.{name}", "###")
 
 
@@ -109,7 +110,7 @@ def commands() -> Iterator[str]:
     """Write the table of commands from what ``fedlib --help`` is made of."""
     import typer.main
 
-    from fedlib.cli import app
+    from fedlib.lab.cli import app
 
     yield from (":::{table}", ":widths: 34 66", "", "| Command | What it does |", "|---|---|")
     yield from _rows("fedlib", typer.main.get_command(app))
@@ -156,7 +157,7 @@ def papers() -> Iterator[str]:
 
 def _without_record(about: dict[str, str]) -> int:
     """Count the claims of a paper whose verdict waits for a record."""
-    from fedlib.evidence import claims, records
+    from fedlib.lab.evidence import claims, records
 
     waiting = 0
     for name, home in paths.papers("claims.toml").items():
@@ -171,7 +172,7 @@ def _without_record(about: dict[str, str]) -> int:
 
 def scoreboard() -> Iterator[str]:
     """Write a section for each paper with claims: links, the claims, the commands."""
-    from fedlib.evidence import catalogue, claims
+    from fedlib.lab.evidence import catalogue, claims
 
     for name, home in paths.papers("claims.toml").items():
         yield from _opened(paths.about(home), note=True)
@@ -193,7 +194,7 @@ def scoreboard() -> Iterator[str]:
 
 def at_own_scale(paper: str) -> str:
     """Say which of a paper's claims were tried at its own scale, and what the others want."""
-    from fedlib.evidence import claims
+    from fedlib.lab.evidence import claims
 
     rows = [row for row in judged(paper) if row["kind"] == "measured"]
     own = [f"{{ref}}`{row['id']}`" for row in rows if claims.is_own_scale(row)]
@@ -209,7 +210,7 @@ def at_own_scale(paper: str) -> str:
 @functools.cache
 def judged(paper: str) -> list[dict]:
     """Judge a paper's claims, once for all pages."""
-    from fedlib.evidence import claims
+    from fedlib.lab.evidence import claims
 
     return claims.judge(paper)
 
@@ -223,7 +224,7 @@ def errata() -> Iterator[str]:
 
 def questions() -> Iterator[str]:
     """Write the questions that the front page asks, with the answers of the records."""
-    from fedlib.evidence import findings
+    from fedlib.lab.evidence import findings
 
     for name in findings.papers():
         about = paths.about(paths.paper_folder(name))
@@ -236,7 +237,7 @@ def questions() -> Iterator[str]:
 
 def standing() -> Iterator[str]:
     """Write how the papers' claims stand: what was tried at their own scale, and on what."""
-    from fedlib.evidence import claims, records
+    from fedlib.lab.evidence import claims, records
 
     homes = paths.papers("claims.toml")
     theirs = [name for name, home in homes.items() if not paths.about(home).get("ours")]
@@ -264,7 +265,7 @@ def standing() -> Iterator[str]:
 
 def learned() -> Iterator[str]:
     """Write the papers' claims about runs, each below its finding, with what was seen."""
-    from fedlib.evidence import findings, outcomes
+    from fedlib.lab.evidence import findings, outcomes
 
     homes = paths.papers("claims.toml")
     theirs = [name for name, home in homes.items() if not paths.about(home).get("ours")]
@@ -281,7 +282,7 @@ def learned() -> Iterator[str]:
 
 def _seen(row: dict, answer: findings.Finding | None) -> str:
     """Say in a sentence or two what was seen of a claim, at what scale and on which data."""
-    from fedlib.evidence import scale
+    from fedlib.lab.evidence import scale
 
     setting = scale.told(row["scale"], row["data"])
     if answer:

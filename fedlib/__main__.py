@@ -1,5 +1,5 @@
 """The command line as ``python -m fedlib``."""
 
-from fedlib.cli import main
+from fedlib.lab.cli import main
 
 main()

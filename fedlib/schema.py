@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import json
 import tomllib
-import warnings
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -74,7 +73,6 @@ def conform(held: Any, shape: Any, told: str) -> Any:
         With table, key, what was there and what was expected; the first few faults.
     """
     if pydantic is None:
-        warnings.warn("Pydantic is not installed: pages are read unchecked.", stacklevel=2)
         return _unchecked(held, shape)
     try:
         return _adapter(shape).validate_json(json.dumps(held), strict=True)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from filelock import FileLock
 
-from fedlib.evidence import claims
+from fedlib.lab.evidence import claims
 
 torch.set_num_threads(1)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from fedlib.evidence.records import Record
+from fedlib.lab.evidence.records import Record
 
 
 def curves(values, metric="loss", split="train", **columns):

@@ -12,7 +12,7 @@ from pathlib import Path
 import build
 import pytest
 
-from fedlib.evidence import findings
+from fedlib.lab.evidence import findings
 
 PAGE = (build.ROOT / "book" / "guides" / "add_a_paper.md").read_text("utf-8")
 FILES = re.findall(r"^`(\S+)`\n\n(`{3,})\w+\n(.*?)^\2$", PAGE, re.M | re.S)
@@ -27,7 +27,7 @@ def followed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
         path = home / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, "utf-8")
-    fedlib = f'fedlib() {{ "{sys.executable}" -c "from fedlib.cli import main; main()" "$@"; }}\n'
+    fedlib = f'fedlib() {{ "{sys.executable}" -m fedlib "$@"; }}\n'
     python = f'python() {{ "{sys.executable}" "$@"; }}\n'
     done = subprocess.run(
         ["bash", "-e", "-c", fedlib + python + "".join(COMMANDS)],

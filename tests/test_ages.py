@@ -13,7 +13,7 @@ import pytest
 
 from fedlib import paths
 from fedlib.errors import FedlibError
-from fedlib.evidence import ages
+from fedlib.lab.evidence import ages
 
 if shutil.which("git") is None:
     pytest.skip("there is no git", allow_module_level=True)

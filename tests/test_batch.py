@@ -18,18 +18,18 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
-from fedlib import batch
-from fedlib.batch import grid as grids
-from fedlib.batch import store, units, work
-from fedlib.cli import app
 from fedlib.errors import FedlibError
-from fedlib.evidence import catalogue, experiments
+from fedlib.lab import batch
+from fedlib.lab.batch import grid as grids
+from fedlib.lab.batch import store, units, work
+from fedlib.lab.cli import app
+from fedlib.lab.evidence import catalogue, experiments
 
 STUDY = """
 import os, signal, time
 from typing import NotRequired
 import pandas as pd
-from fedlib.papers.job import Job, Outcome, Settings, alike
+from fedlib.lab.job import Job, Outcome, Settings, alike
 from fedlib.schema import PositiveFloat
 
 class Walk(Settings):
@@ -65,7 +65,7 @@ where = "Figure 2"
 title = "How near"
 runs = [{ run = "slow", rate = 0.25 }]
 """
-COMMAND = [sys.executable, "-c", "from fedlib.cli import main; main()", "batch", "run"]
+COMMAND = [sys.executable, "-c", "from fedlib.lab.cli import main; main()", "batch", "run"]
 FAR = {"paper": "march", "experiment": "far", "profile": "smoke"}
 FIG1 = {"paper": "participation", "experiment": "fig1", "profile": "smoke", "rounds": 1000}
 
@@ -411,7 +411,7 @@ def test_a_worker_makes_nothing_that_it_could_leave_behind(tmp_path):
 import multiprocessing, pathlib
 from multiprocessing import resource_tracker
 multiprocessing.set_start_method("spawn")
-from fedlib.batch.spread import _begin
+from fedlib.lab.batch.spread import _begin
 from tqdm.auto import tqdm
 _begin(1, pathlib.Path({str(tmp_path)!r}))
 resource_tracker.register = lambda *what: print("made", what)

@@ -22,9 +22,9 @@ import nbformat
 import psutil
 import pytest
 
-from fedlib import batch
-from fedlib.batch import spread
 from fedlib.errors import FedlibError
+from fedlib.lab import batch
+from fedlib.lab.batch import spread
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'fedlib[ray]'")
 pytestmark = pytest.mark.slow
@@ -58,7 +58,7 @@ import time
 import numpy as np
 import pandas as pd
 
-from fedlib.papers.job import Job, Outcome, alike
+from fedlib.lab.job import Job, Outcome, alike
 
 
 @alike("seeds")

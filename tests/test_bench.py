@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-from fedlib import bench
 from fedlib.engine import models
 from fedlib.engine.cost import count
 from fedlib.engine.data import Batch, FederatedDataset
@@ -20,7 +19,8 @@ from fedlib.engine.local import BACKENDS, local_sgd
 from fedlib.engine.models import Model
 from fedlib.engine.tasks import Task
 from fedlib.errors import FedlibError
-from fedlib.evidence import records
+from fedlib.lab import bench
+from fedlib.lab.evidence import records
 from fedlib.papers.hierarchy import timeline
 from fedlib.papers.personalization import PERM
 from fedlib.papers.vertical import simulate_parties

@@ -13,10 +13,11 @@ from fedlib.engine.draws import draw_one
 from fedlib.engine.simulation import simulate
 from fedlib.engine.tasks import Task
 from fedlib.errors import FedlibError
-from fedlib.papers.beyond import AmplifiedHierarchicalSGD, study
-from fedlib.papers.beyond.study import build_algorithm
+from fedlib.lab.job import Job
+from fedlib.lab.studies import beyond as study
+from fedlib.lab.studies.beyond import build_algorithm
+from fedlib.papers.beyond import AmplifiedHierarchicalSGD
 from fedlib.papers.hierarchy import HierarchicalSGD
-from fedlib.papers.job import Job
 from fedlib.papers.participation import GeneralizedFedAvg
 from fedlib.population.delays import Deterministic, ShiftedExponential
 from fedlib.population.participation import Full

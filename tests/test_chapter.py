@@ -7,9 +7,9 @@ import matplotlib.pyplot as plt
 import pytest
 
 from fedlib.errors import FedlibError
-from fedlib.evidence import catalogue, claims, duration, records
-from fedlib.show import chapter
-from fedlib.show.chapter import Chapter
+from fedlib.lab.evidence import catalogue, claims, duration, records
+from fedlib.lab.show import chapter
+from fedlib.lab.show.chapter import Chapter
 
 PAPER = "participation"
 GIVEN = dict(profile="replay", experiments_to_run="all", seeds=None, device="auto", out=None)

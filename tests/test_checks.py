@@ -18,16 +18,16 @@ from fedlib.engine.simulation import simulate
 from fedlib.engine.sweeps import sweep
 from fedlib.engine.tasks import Task
 from fedlib.errors import FedlibError
+from fedlib.lab.job import off_cycle
+from fedlib.lab.trials import MODELS
 from fedlib.papers.fedavg import FedAvg
 from fedlib.papers.hierarchy import theory as hierarchy_theory
-from fedlib.papers.job import off_cycle
 from fedlib.papers.participation.algorithm import GeneralizedFedAvg
 from fedlib.papers.personalization import weights
 from fedlib.papers.personalization.algorithm import PERM, Mixing
 from fedlib.papers.tiers import theory as tiers_theory
 from fedlib.papers.tiers.algorithm import TDCD
 from fedlib.papers.tiers.asynchronous import AsyncTDCD
-from fedlib.papers.trials import MODELS
 from fedlib.population.delays import Deterministic
 from fedlib.population.participation import Full
 

@@ -10,7 +10,7 @@ import pytest
 from curves import curves, record
 
 from fedlib.errors import FedlibError
-from fedlib.evidence import (
+from fedlib.lab.evidence import (
     ages,
     catalogue,
     claims,
@@ -20,8 +20,8 @@ from fedlib.evidence import (
     records,
     scale,
 )
-from fedlib.evidence.claims import Check
-from fedlib.evidence.outcomes import (
+from fedlib.lab.evidence.claims import Check
+from fedlib.lab.evidence.outcomes import (
     DIFFERS,
     HOLDS,
     LEVEL,

@@ -15,11 +15,11 @@ import torch
 from typer.testing import CliRunner
 
 import fedlib
-from fedlib import bench
-from fedlib.cli import app
 from fedlib.engine import models
 from fedlib.errors import FedlibError
-from fedlib.evidence import ages, catalogue, claims, experiments, records, scale
+from fedlib.lab import bench
+from fedlib.lab.cli import app
+from fedlib.lab.evidence import ages, catalogue, claims, experiments, records, scale
 
 PAPER = "participation"
 
@@ -45,7 +45,7 @@ ROOT = Path(fedlib.__file__).parents[1]
 def process(*arguments, code=""):
     """Run the command line, or ``code``, in a process of its own."""
     env = os.environ | {"PYTHONPATH": str(Path(fedlib.__file__).parents[1])}
-    command = [sys.executable, "-c", code or "from fedlib.cli import main; main()", *arguments]
+    command = [sys.executable, "-c", code or "from fedlib.lab.cli import main; main()", *arguments]
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
 
 
@@ -241,7 +241,7 @@ def test_check_compares_with_the_stored_smoke_run(tmp_path, monkeypatch):
     assert call("check", PAPER).stdout == f"{PAPER} figB1: the same\n", "stored, as there was none"
     held = records.load(PAPER, "figB1", "smoke", tmp_path)
     assert held.manifest["seen"] == {name: [h] for name, h in held.manifest["code"].items()}
-    toy = "fedlib.papers.participation.study:toy"
+    toy = "fedlib.lab.studies.participation:toy"
     older = held.manifest | {"seen": {toy: ["0"]}, "tables": ["before"]}
     records.save(tmp_path, held.frame, older)
     assert call("check", PAPER).exit_code == 0
@@ -392,15 +392,13 @@ def test_any_encoding_will_do(encoding):
 
 def test_importing_fedlib_brings_nothing_of_jupyter():
     code = (
-        "import sys, fedlib.cli, fedlib.bench\n"
-        "from fedlib.evidence import claims, experiments\n"
+        "import sys, fedlib.lab.cli, fedlib.lab.bench\n"
+        "from fedlib.lab.evidence import claims, experiments\n"
         "print(*{name.partition('.')[0] for name in sys.modules})"
     )
     done = process(code=code)
     assert done.returncode == 0, done.stderr
     found = set(done.stdout.split())
     assert {"fedlib", "torch", "pandas"} <= found
-    unwanted = (
-        "IPython ipykernel jupyter jupyter_core notebook nbformat ipywidgets matplotlib pooch"
-    )
+    unwanted = "IPython ipykernel jupyter jupyter_core notebook nbformat ipywidgets matplotlib"
     assert not found & set(unwanted.split())

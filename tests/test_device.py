@@ -20,14 +20,14 @@ from torch._subclasses import FakeTensorMode
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 import fedlib.papers
-from fedlib import gpu
 from fedlib.engine import models
 from fedlib.engine.draws import upload
 from fedlib.engine.model import Model
-from fedlib.papers.job import Job
-from fedlib.papers.participation import study
+from fedlib.lab import gpu
+from fedlib.lab.job import Job
+from fedlib.lab.studies import participation as study
+from fedlib.lab.trials import CLIENTS, MODELS
 from fedlib.papers.personalization import Mixing
-from fedlib.papers.trials import CLIENTS, MODELS
 from fedlib.population.participation import Independent
 
 _setup_privateuseone_for_python_backend("pretend")

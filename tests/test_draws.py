@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import torch
 
-from fedlib import gpu
 from fedlib.engine import draws
 from fedlib.engine.data import FederatedDataset
 from fedlib.engine.draws import ON_HOST, ahead, draw_one, upload
 from fedlib.engine.simulation import simulate
 from fedlib.errors import FedlibError
+from fedlib.lab import gpu
 
 TRIALS = gpu.trials()
 

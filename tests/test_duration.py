@@ -9,13 +9,13 @@ import pandas as pd
 import pytest
 import torch
 
-from fedlib import cli
 from fedlib.engine import pilot
 from fedlib.engine.simulation import simulate
 from fedlib.errors import FedlibError
-from fedlib.evidence import duration, experiments, records, tuning
-from fedlib.evidence.duration import Estimate, Plan
-from fedlib.papers.job import Job, Outcome, study
+from fedlib.lab import cli
+from fedlib.lab.evidence import duration, experiments, records, tuning
+from fedlib.lab.evidence.duration import Estimate, Plan
+from fedlib.lab.job import Job, Outcome, study
 
 PAPER = "participation"
 

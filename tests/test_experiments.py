@@ -20,9 +20,9 @@ import torch
 import fedlib
 from fedlib import datasets, paths
 from fedlib.errors import FedlibError
-from fedlib.evidence import catalogue, claims, experiments, freshness, measures, records, tuning
-from fedlib.papers.job import Job
-from fedlib.papers.participation import study as studies
+from fedlib.lab.evidence import catalogue, claims, experiments, freshness, measures, records, tuning
+from fedlib.lab.job import Job
+from fedlib.lab.studies import participation as studies
 from fedlib.papers.vertical import load_columns
 
 PAPER = "participation"

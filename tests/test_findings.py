@@ -8,9 +8,9 @@ import pytest
 
 from fedlib import paths
 from fedlib.errors import FedlibError
-from fedlib.evidence import catalogue, claims, findings, outcomes, records
-from fedlib.evidence.records import Record
-from fedlib.show.chapter import Chapter
+from fedlib.lab.evidence import catalogue, claims, findings, outcomes, records
+from fedlib.lab.evidence.records import Record
+from fedlib.lab.show.chapter import Chapter
 
 CLAIM = """
 [[claim]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fedlib.errors import FedlibError
-from fedlib.evidence import claims, findings
+from fedlib.lab.evidence import claims, findings
 
 CLAIM = """
 [[claim]]

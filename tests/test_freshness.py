@@ -15,7 +15,7 @@ import pytest
 
 import fedlib
 from fedlib import datasets
-from fedlib.evidence import catalogue, experiments, freshness, reach, records
+from fedlib.lab.evidence import catalogue, experiments, freshness, reach, records
 
 PACKAGE = Path(fedlib.__file__).parent
 
@@ -97,7 +97,7 @@ BLIND = {
         'LOSSES = {"absolute": lambda out, y: abs(out - y), ',
     ),
     "new model": (
-        "papers/participation/study.py",
+        "lab/studies/participation.py",
         "MODELS = {",
         'MODELS = {"constant": lambda: 0, ',
     ),
@@ -119,7 +119,7 @@ BLIND = {
         "    check_copies(task, theta, batches, 1)\n    on_cpu =",
     ),
     "fetching of data": ("datasets/fetch.py", "tried = []", "tried = list()"),
-    "bench": ("bench.py", "repeats: int = 5", "repeats: int = 6"),
+    "bench": ("lab/bench.py", "repeats: int = 5", "repeats: int = 6"),
     "who computes a piece": ("engine/cores.py", "len(pieces)) - 1", "len(pieces)) - 2"),
     "how a pilot is timed": ("engine/pilot.py", "2 * size, False", "3 * size, False"),
     "what a pilot cuts short": ("engine/simulation.py", "@few_rounds\n", ""),
@@ -134,10 +134,10 @@ def test_what_cannot_change_a_number_makes_nothing_stale(package):
 
 
 SEEN = {
-    "the study": ("papers/participation/study.py", "checkpoint_every=500", "checkpoint_every=499", "training"),
-    "a helper of the study": ("papers/participation/study.py", "max(1, s.get", "max(2, s.get", "build_algorithm"),
+    "the study": ("lab/studies/participation.py", "checkpoint_every=500", "checkpoint_every=499", "training"),
+    "a helper of the study": ("lab/studies/participation.py", "max(1, s.get", "max(2, s.get", "build_algorithm"),
     "a registry": (
-        *("papers/participation/study.py", '"softmax": models.softmax', '"softmax": models.linear'),
+        *("lab/studies/participation.py", '"softmax": models.softmax', '"softmax": models.linear'),
         "MODELS[softmax]",
     ),
     "the algorithm": (
@@ -189,8 +189,8 @@ SABOTAGE = {
         *("engine/convolution.py", '"grouped": grouped', '"grouped": unfolded'),
         lambda m: m["paper"] == "tiers" and m["data"],
     ),
-    "fedlib.evidence.tuning:grid": (  # in tiers one of two of this name
-        *("evidence/tuning.py", "min(values), max(values)", "max(values), min(values)"),
+    "fedlib.lab.evidence.tuning:grid": (  # in tiers one of two of this name
+        *("lab/evidence/tuning.py", "min(values), max(values)", "max(values), min(values)"),
         lambda m: "tunes" in m["settings"],
     ),
     "fedlib.datasets.partition:grid": (
@@ -480,7 +480,7 @@ def test_what_the_hash_leaves_out_changes_no_number(tmp_path):
         path.write_text(after)
     assert removed > 50
     code = """import sys
-from fedlib.evidence import experiments
+from fedlib.lab.evidence import experiments
 assert experiments.__file__.startswith(sys.argv[1])
 for name in sys.argv[2:]:
     experiments.run(*name.split(), "smoke", out="made", progress=False)
@@ -502,3 +502,23 @@ def test_the_law_of_delays_counts(package):
     package("population/delays.py", "self.shift + self.mean * unit", "self.mean * unit")
     after = package(paper="tiers", experiment="waiting")
     assert turned(before, after) == {"fedlib.population.delays:ShiftedExponential.draws"}
+
+
+def test_a_record_of_before_a_move_is_what_it_was():
+    """Older manifests name modules that have moved since; ``data/moved.toml`` says where to."""
+    moved = {new: old for old, new in freshness._moves().items()}
+    assert len(moved) == len(freshness._moves()) > 20
+    for name in ("participation fig1", "personalization fig1", "vertical secrets"):
+        settings = catalogue.settings(*name.split(), "smoke")
+        present = freshness.now(settings)
+        code, turns = {}, 0
+        for full, found in present["code"].items():
+            home, _, short = full.partition(":")
+            while home and home not in moved:
+                home = home.rpartition(".")[0]
+            turns += bool(home)
+            code[moved[home] + full.removeprefix(home) if home else full] = found
+        manifest = present | {"code": code, "settings": settings, "data": {}}
+        assert turns > 5 and freshness.judge(manifest, settings).word == "fresh", name
+        other = {full: found + "0" for full, found in code.items()}
+        assert freshness.judge(manifest | {"code": other}, settings).word == "stale", name

@@ -10,11 +10,11 @@ from fedlib.engine.data import FederatedDataset
 from fedlib.engine.models import linear, softmax
 from fedlib.engine.simulation import simulate
 from fedlib.engine.tasks import Task
+from fedlib.lab.trials import TRIALS
 from fedlib.papers import fedavg
 from fedlib.papers.fedavg import FedAvg
 from fedlib.papers.participation.algorithm import GeneralizedFedAvg, WaitFull, WaitMinibatch
 from fedlib.papers.participation.toy import toy_task
-from fedlib.papers.trials import TRIALS
 from fedlib.population import participation as pt
 
 N = 6

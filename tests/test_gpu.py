@@ -18,17 +18,17 @@ import torch
 from typer.testing import CliRunner
 
 import fedlib
-from fedlib import bench, gpu
-from fedlib.cli import app
 from fedlib.engine import convolution, local, recording
 from fedlib.engine.simulation import OutOfTime, simulate
 from fedlib.errors import FedlibError
-from fedlib.evidence import catalogue, experiments, records
-from fedlib.papers.personalization.trials import TRIALS as PERSONAL
-from fedlib.papers.trials import TRIALS
+from fedlib.lab import bench, gpu
+from fedlib.lab.cli import app
+from fedlib.lab.evidence import catalogue, experiments, records
+from fedlib.lab.studies.personalization import TRIALS as PERSONAL
+from fedlib.lab.trials import TRIALS
 
 ROOT = Path(fedlib.__file__).parents[1]
-TRAINING = "fedlib.papers.participation.study:training"
+TRAINING = "fedlib.lab.studies.participation:training"
 COMMAND = [sys.executable, "-m", "fedlib", "gpu", "--device", "cpu", "--profile", "smoke"]
 
 

@@ -17,13 +17,13 @@ import nbformat
 import pandas as pd
 import pytest
 
-from fedlib.evidence import catalogue
+from fedlib.lab.evidence import catalogue
 
 PAGE = (build.ROOT / "book" / "guides" / "run_batches.md").read_text("utf-8")
 SECTIONS = dict(zip(*[iter(re.split(r"^## (.*)\n", PAGE, flags=re.M)[1:])] * 2, strict=True))
 FILES = dict(re.findall(r"^`(\S+)`\n\n```\w+\n(.*?)^```$", PAGE, re.M | re.S))
 STUBS = {  # what a cluster has; a "host" is a folder
-    "fedlib": f'exec "{sys.executable}" -c "from fedlib.cli import main; main()" "$@"',
+    "fedlib": f'exec "{sys.executable}" -c "from fedlib.lab.cli import main; main()" "$@"',
     "sbatch": """
 n=$(sed -n 's/^#SBATCH --array=1-//p' "$1")
 export SLURM_ARRAY_TASK_COUNT=$n SLURM_CPUS_PER_TASK=$(sed -n 's/.*--cpus-per-task=//p' "$1")

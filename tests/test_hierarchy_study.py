@@ -14,18 +14,13 @@ from fedlib import datasets
 from fedlib.engine.draws import draw_one
 from fedlib.engine.simulation import History
 from fedlib.errors import FedlibError
-from fedlib.evidence import catalogue
-from fedlib.papers.hierarchy import (
-    AsyncHierarchicalSGD,
-    HierarchicalSGD,
-    arrivals,
-    constants,
-    study,
-    theorems,
-    theory,
-)
+from fedlib.lab.evidence import catalogue
+from fedlib.lab.job import Job
+from fedlib.lab.studies import hierarchy as study
+from fedlib.lab.studies import hierarchy_constants as constants
+from fedlib.lab.studies import hierarchy_theorems as theorems
+from fedlib.papers.hierarchy import AsyncHierarchicalSGD, HierarchicalSGD, arrivals, theory
 from fedlib.papers.hierarchy.clock import Timeline
-from fedlib.papers.job import Job
 from fedlib.population.delays import Deterministic
 
 LABELS = np.random.default_rng(0).integers(0, 10, 4000)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
@@ -11,7 +13,8 @@ import pages
 import pytest
 
 PACKAGE = pages.ROOT / "fedlib"
-FLOORS = ["errors", "schema", "paths", "files", *pages.folders(), "bench", "gpu", "cli", "__main__"]
+FLOORS = ["errors", "schema", "paths", "files", *pages.folders(), "__main__"]
+WING = ["job", "trials", "vertical", "studies", "evidence", "show", "batch", "bench", "gpu", "cli"]
 LONG = 25  # nodes of syntax from which on a definition is worth having once
 
 
@@ -59,6 +62,8 @@ def fault(module: list[str], other: list[str], texts: dict[str, str]) -> str:
         return ""
     if FLOORS.index(other[1]) > FLOORS.index(module[1]):
         return "that is above it"
+    if module[1:2] == other[1:2] == ["lab"] and len(module) > 2 and len(other) > 2:
+        return "that is above it" * (WING.index(other[2]) > WING.index(module[2]))
     two = [name[2] for name in (module, other) if name[1] == "papers" and len(name) > 2]
     papers = [name for name in two if (PACKAGE / "papers" / name).is_dir()]
     combines = module[2:3] == ["beyond"]  # which is what it is for
@@ -70,8 +75,9 @@ def fault(module: list[str], other: list[str], texts: dict[str, str]) -> str:
 
 
 def test_every_module_has_its_floor():
-    top = {name.split(".")[1] for name in sources() if "." in name}
-    assert top == set(FLOORS)
+    parts = [name.split(".") for name in sources()]
+    assert {part[1] for part in parts if len(part) > 1} == set(FLOORS)
+    assert {part[2] for part in parts if part[1:2] == ["lab"] and len(part) > 2} == set(WING)
 
 
 def test_imports_go_down():
@@ -82,11 +88,13 @@ def test_imports_go_down():
     ("module", "line", "why"),
     [
         ("fedlib.engine.rng", "from fedlib import datasets", "above it"),
-        ("fedlib.papers.bound", "def f():\n    from fedlib.evidence.records import load", "above"),
+        ("fedlib.papers.bound", "def f():\n    from fedlib.lab.job import Job", "above"),
         ("fedlib.paths", "import fedlib.engine.data", "above it"),
         ("fedlib.papers.tiers.task", "from fedlib.papers import participation", "another paper"),
         ("fedlib.papers.tiers.task", "from fedlib.papers import beyond", "another paper"),
-        ("fedlib.papers.job", "from fedlib.papers.tiers.task import TieredTask", "none of them"),
+        ("fedlib.papers.bound", "from fedlib.papers.tiers.task import TieredTask", "none of them"),
+        ("fedlib.engine.local", "def f():\n    import fedlib.lab.show.plotting", "above it"),
+        ("fedlib.lab.job", "from fedlib.lab import gpu", "above it"),
         ("fedlib.engine.losses", "from fedlib.engine.tasks import Task", "a circle"),
     ],
 )
@@ -130,3 +138,35 @@ def test_a_definition_that_is_repeated_is_seen():
     copied = ast.get_source_segment(texts["fedlib.errors"], node)
     found = repeated(texts | {"fedlib.paths": texts["fedlib.paths"] + "\n\n" + copied})
     assert found == ["fedlib.errors.unknown and fedlib.paths.unknown"]
+
+
+# --- what each wing needs ------------------------------------------------------------------------
+
+LAB = "matplotlib numba papermill pebble pydantic typer IPython ipywidgets phe mpi4py ray"
+
+
+def test_the_library_needs_nothing_of_the_laboratory():
+    """It is imported whole, and learns, where none of the laboratory's packages is installed."""
+    modules = [name for name in sources() if name.split(".")[1:2] not in (["lab"], ["__main__"])]
+    compiled = "fedlib.papers.vertical"  # event by event: numba, which comes with fedlib[vertical]
+    code = f"""
+import sys
+sys.modules.update(dict.fromkeys({LAB.split()}))
+for module in {[name for name in modules if not name.startswith(compiled)]}:
+    __import__(module)
+del sys.modules["numba"]
+for module in {[name for name in modules if name.startswith(compiled)]}:
+    __import__(module)
+assert not [name for name in sys.modules if name.startswith("fedlib.lab")]
+from fedlib import datasets
+from fedlib.engine import FederatedDataset, Task, models, simulate
+from fedlib.papers.fedavg import FedAvg
+from fedlib.population.participation import Independent
+d = datasets.load("digits")
+data = FederatedDataset.build(d.train_x, d.train_y, [range(9), range(9, 30)], d.test_x, d.test_y)
+algorithm = FedAvg(Independent(2, 1), 0.1, 1, 4)
+print(len(simulate(algorithm, Task(models.softmax(64, 10), data), 2).frame))
+"""
+    command = [sys.executable, "-W", "error", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert not done.returncode and int(done.stdout) > 2, done.stderr

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 from fedlib.errors import FedlibError
-from fedlib.show.interactive import Explorer, Frame
-from fedlib.show.plotting import Style
+from fedlib.lab.show.interactive import Explorer, Frame
+from fedlib.lab.show.plotting import Style
 
 RATES, KINDS = [0.1, 0.2, 0.5], ["calm", "</script><b>wild"]
 

@@ -12,8 +12,8 @@ from scipy import stats
 
 from fedlib import datasets
 from fedlib.errors import FedlibError
-from fedlib.evidence import measures
-from fedlib.evidence.measures import Measured
+from fedlib.lab.evidence import measures
+from fedlib.lab.evidence.measures import Measured
 
 NAN, INF = float("nan"), float("inf")
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from curves import curves, record
 
-from fedlib.evidence import measures
+from fedlib.lab.evidence import measures
 
 AT = dict(metric="accuracy", split="test")
 NAN = float("nan")

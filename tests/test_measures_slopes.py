@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 from curves import record
 
-from fedlib.evidence import measures
+from fedlib.lab.evidence import measures
 
 POWERS = {"a": {1: -1.0, 2: -0.5, 3: -2.0}, "b": {3: -1.5, 1: -2.0, 2: 0.0}}
 KNOWN = pytest.approx([1.0, -0.5, -0.5])

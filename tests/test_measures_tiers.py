@@ -10,7 +10,7 @@ import pytest
 from curves import curves, record
 
 from fedlib.errors import FedlibError
-from fedlib.evidence import ages, claims, measures, outcomes, records
+from fedlib.lab.evidence import ages, claims, measures, outcomes, records
 
 HERE = {"few": np.array([0.50, 0.40, 0.60, 0.50]), "many": np.array([0.40, 0.35, 0.55, 0.30])}
 THERE = {"few": np.array([0.9, 0.8, 0.85]), "many": np.array([0.8, 0.8, 0.75])}

@@ -13,7 +13,7 @@ import nbformat
 import papermill
 import pytest
 
-from fedlib.evidence import catalogue, freshness, records
+from fedlib.lab.evidence import catalogue, freshness, records
 
 ROOT = build.ROOT
 NOTEBOOKS = sorted(

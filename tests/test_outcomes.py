@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedlib.evidence import outcomes
-from fedlib.evidence.claims import Question
-from fedlib.evidence.measures import Measured
-from fedlib.evidence.outcomes import (
+from fedlib.lab.evidence import outcomes
+from fedlib.lab.evidence.claims import Question
+from fedlib.lab.evidence.measures import Measured
+from fedlib.lab.evidence.outcomes import (
     AGAINST,
     DIFFERS,
     HOLDS,
@@ -43,7 +43,10 @@ INF = math.inf
         (-0.05, -0.01, -0.03, REVERSED),
         (-0.1, 0.5, 0.2, OPEN),
         (0.0, 0.5, 0.25, OPEN),
+        (-0.5, 0.0, -0.25, OPEN),
         (-0.5, 0.1, -0.2, OPEN),
+        (0.016, 0.0214, 0.0187, LEVEL),  # between an eleventh and a tenth of s
+        (-0.03, -0.01, -0.02, LEVEL),
         (INF, INF, INF, HOLDS),
         (-INF, -INF, -INF, REVERSED),
         (-INF, INF, math.nan, OPEN),
@@ -60,6 +63,7 @@ def test_better(low, high, d, outcome):
         (0.3, 0.5, HOLDS),  # to be better costs nothing
         (-0.3, -0.1, OPEN),
         (-0.5, -0.3, REVERSED),
+        (-0.3, -0.2, OPEN),
         (-0.2, 0.1, OPEN),
         (-INF, INF, OPEN),
     ],
@@ -75,6 +79,9 @@ def test_no_worse(low, high, outcome):
         (0.25, 0.5, DIFFERS),
         (-0.5, -0.25, DIFFERS),
         (0.1, 0.3, OPEN),
+        (-0.3, 0.1, OPEN),
+        (0.2, 0.3, OPEN),
+        (-0.3, -0.2, OPEN),
         (-INF, INF, OPEN),
         (INF, INF, DIFFERS),
     ],
@@ -119,6 +126,9 @@ def test_better_and_the_same_never_both_speak_for_it():
 def test_an_estimate_near_s_is_said_to_be():
     assert outcomes.is_near(0.1, 0.5, 0.3, 0.2) and not outcomes.is_near(0.25, 0.35, 0.3, 0.2)
     assert not outcomes.is_near(-INF, INF, 0.2, 0.2)
+    assert outcomes.is_near(0.15, 0.55, 0.35, 0.2), "nearer than half the interval"
+    assert not outcomes.is_near(0.3, 0.7, 0.5, 0.2)
+    assert not outcomes.is_near(0.5, 1.0, 0.75, 0.5), "half the interval away"
 
 
 def test_how_many_seeds_would_decide():
@@ -142,6 +152,9 @@ def test_how_many_seeds_would_decide():
     worse = Measured(values - 0.8, values - 0.8)
     assert told(worse, Question("better", 0.1)) == first(0.3)
     assert told(worse, Question("no worse", 0.5)) == first(0.2)
+    two, few = np.array([0.4, 0.6]), Measured(*2 * [np.array([0.4, 0.6])])
+    want = stats.t.ppf(0.975, np.arange(2, 40)) * two.std(ddof=1) / np.sqrt(np.arange(3, 41)) < 0.2
+    assert told(few, Question("same", 0.7)) == f"about {3 + want.argmax()} seeds would decide"
     for held in (Measured(values, values + 0.1), Measured(values, values, share=True)):
         assert told(held, Question("same", 0.7)) == ""
 

@@ -10,7 +10,7 @@ from fedlib.engine import models
 from fedlib.engine.data import FederatedDataset
 from fedlib.engine.tasks import Task
 from fedlib.errors import FedlibError
-from fedlib.papers.personalization.people import Judges, people, two_halves
+from fedlib.lab.studies.personalization_people import Judges, people, two_halves
 
 HALVES = dict(split="halves", clients=6, samples=20, judging=0.25, features=8)
 DIGITS = dict(dataset="digits", clients=10, samples=30, judging=0.2)

@@ -10,7 +10,10 @@ from numpy.testing import assert_allclose
 from fedlib.engine.draws import upload
 from fedlib.engine.simulation import simulate
 from fedlib.errors import FedlibError
-from fedlib.papers.job import Job
+from fedlib.lab.job import Job
+from fedlib.lab.studies import personalization as study
+from fedlib.lab.studies import personalization_theorems as theorems
+from fedlib.lab.studies.personalization_people import Judges, people
 from fedlib.papers.personalization import (
     APFL,
     PERM,
@@ -22,11 +25,8 @@ from fedlib.papers.personalization import (
     PerFedAvg,
     PFedMe,
     ShuffledSGD,
-    study,
-    theorems,
 )
 from fedlib.papers.personalization.discrepancy import estimate, halves
-from fedlib.papers.personalization.people import Judges, people
 
 S = dict(
     kind="", where="", title="", seeds=2, split="halves", clients=6, samples=20, judging=0.25,

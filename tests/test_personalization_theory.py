@@ -19,11 +19,12 @@ from fedlib.engine.rng import stream
 from fedlib.engine.simulation import simulate
 from fedlib.engine.tasks import Task
 from fedlib.errors import FedlibError
-from fedlib.evidence import claims, measures
-from fedlib.evidence.records import Record
+from fedlib.lab.evidence import claims, measures
+from fedlib.lab.evidence.records import Record
+from fedlib.lab.job import Job
+from fedlib.lab.studies import personalization_theorems as theorems
 from fedlib.papers.fedavg import FedAvg
-from fedlib.papers.job import Job
-from fedlib.papers.personalization import PERM, Mixing, ShuffledSGD, theorems, theory, weights
+from fedlib.papers.personalization import PERM, Mixing, ShuffledSGD, theory, weights
 from fedlib.papers.personalization.theory import Constants
 from fedlib.population.participation import Full
 

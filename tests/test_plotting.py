@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 
 from fedlib.errors import FedlibError
-from fedlib.show import plotting
+from fedlib.lab.show import plotting
 
 METHODS = ["amplified", "no-amplification", "wait-minibatch", "wait-full", "matched-rate"]
 PROCESSES = [

@@ -15,10 +15,10 @@ from scipy import sparse
 from fedlib import datasets
 from fedlib.datasets.owned import OwnedDataset, Owners
 from fedlib.engine import models
-from fedlib.evidence import catalogue, tuning
-from fedlib.papers.job import Job
+from fedlib.lab.evidence import catalogue, tuning
+from fedlib.lab.job import Job
+from fedlib.lab.studies import vertical as columnwise
 from fedlib.papers.vertical import Columns
-from fedlib.papers.vertical import study as columnwise
 
 CASES = [
     (paper, name, profile)

@@ -9,7 +9,7 @@ import tomllib
 import build
 import pytest
 
-from fedlib.evidence import outcomes
+from fedlib.lab.evidence import outcomes
 
 NUMBER = re.compile(
     r"(?<![\w.=/-])(?:\d*\.\d+(?:e-?\d+)?|\d+(?= ?%| times\b| points?\b| per cent| of \d))"

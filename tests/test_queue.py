@@ -7,9 +7,9 @@ import pytest
 from typer.testing import CliRunner
 
 from fedlib import files
-from fedlib.cli import app
 from fedlib.errors import FedlibError
-from fedlib.evidence import catalogue, experiments, queue, records
+from fedlib.lab.cli import app
+from fedlib.lab.evidence import catalogue, experiments, queue, records
 
 FIG3 = ("hierarchy", "fig3", "smoke")
 

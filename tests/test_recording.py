@@ -18,7 +18,7 @@ from fedlib.engine.model import Model
 from fedlib.engine.recording import Recording, replayed
 from fedlib.engine.tasks import Task
 from fedlib.errors import FedlibError
-from fedlib.papers.trials import MODELS
+from fedlib.lab.trials import MODELS
 
 CURSOR = np.zeros((2, 4), dtype=np.int64)
 CLIENTS = torch.tensor([[0, 2], [1, 3]])

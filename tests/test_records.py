@@ -23,7 +23,7 @@ from fedlib import files, paths
 from fedlib.datasets import generators
 from fedlib.engine.steps import clip, momentum, scheduled
 from fedlib.errors import FedlibError
-from fedlib.evidence import catalogue, freshness, records
+from fedlib.lab.evidence import catalogue, freshness, records
 
 PAPER = "participation"
 

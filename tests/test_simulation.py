@@ -30,9 +30,9 @@ from fedlib.engine.models import mlp
 from fedlib.engine.simulation import MARK, simulate
 from fedlib.engine.tasks import Task
 from fedlib.errors import FedlibError
-from fedlib.evidence import experiments
+from fedlib.lab.evidence import experiments
+from fedlib.lab.studies import participation as studies
 from fedlib.papers.fedavg import FedAvg, State
-from fedlib.papers.participation import study as studies
 from fedlib.papers.participation.algorithm import GeneralizedFedAvg, WaitMinibatch
 from fedlib.population import participation as pt
 

@@ -20,7 +20,7 @@ import executed
 import pytest
 
 from fedlib import paths
-from fedlib.evidence import ages, claims, findings, scale
+from fedlib.lab.evidence import ages, claims, findings, scale
 
 PAGES = build.toc_pages()
 PAPER = 720  # pixels between the margins of a sheet

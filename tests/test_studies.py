@@ -12,10 +12,11 @@ from fedlib import datasets
 from fedlib.engine.data import FederatedDataset
 from fedlib.engine.models import location
 from fedlib.engine.tasks import Task
+from fedlib.lab.job import Job
+from fedlib.lab.studies import participation as study
+from fedlib.lab.studies import tiers as tiers
 from fedlib.papers.fedavg import FedAvg
-from fedlib.papers.job import Job
-from fedlib.papers.participation import study, theory, toy
-from fedlib.papers.tiers import study as tiers
+from fedlib.papers.participation import theory, toy
 from fedlib.papers.tiers.theory import theorem_1
 from fedlib.population.participation import Full
 

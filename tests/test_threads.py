@@ -13,14 +13,14 @@ from threadpoolctl import threadpool_info, threadpool_limits
 
 import fedlib
 from fedlib.engine import cores
-from fedlib.evidence import experiments
+from fedlib.lab.evidence import experiments
+from fedlib.lab.trials import TRIALS
 from fedlib.papers.participation import theory
-from fedlib.papers.trials import TRIALS
 
 ROOT = Path(fedlib.__file__).parents[1]
 RUN = """
 import sys
-from fedlib.evidence import experiments
+from fedlib.lab.evidence import experiments
 for name in ("participation heterogeneity", "tiers waiting"):
     experiments.run(*name.split(), "smoke", None, "cpu", sys.argv[1], False)
 """

@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 import torch
 
-from fedlib import bench, gpu
 from fedlib.datasets import partition
 from fedlib.engine import draws
 from fedlib.engine.draws import upload
 from fedlib.engine.models import Model, linear, mlp, normed_cnn
 from fedlib.engine.simulation import simulate
 from fedlib.errors import FedlibError
-from fedlib.evidence import catalogue, records
+from fedlib.lab import bench, gpu
+from fedlib.lab.evidence import catalogue, records
 from fedlib.papers.tiers import LabelPrivateTDCD, ledger, theory
 from fedlib.papers.tiers.algorithm import TDCD, Cohort, Drawn, draw_ids
 from fedlib.papers.tiers.task import TieredTask

@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 
 from fedlib.errors import FedlibError
-from fedlib.evidence import catalogue, experiments, freshness, records, tuning
-from fedlib.papers.job import Job, Outcome, off_cycle
+from fedlib.lab.evidence import catalogue, experiments, freshness, records, tuning
+from fedlib.lab.job import Job, Outcome, off_cycle
 
 BEST = {"slow": 0.01, "fast": 3.0}
 
@@ -31,7 +31,7 @@ def valley(job: Job) -> Outcome:
 
 
 SETTINGS = dict(
-    kind="fedlib.evidence.tuning:grid", study=f"{__name__}:valley", tunes="lr",
+    kind="fedlib.lab.evidence.tuning:grid", study=f"{__name__}:valley", tunes="lr",
     grid=[0.1, 0.1 * tuning.HALF_DECADE, 1.0], runs=[dict(run="slow"), dict(run="fast")],
 )  # fmt: skip
 
@@ -120,8 +120,9 @@ def paper(tmp_path, monkeypatch):
     table = json.loads(json.dumps(catalogue._table("participation")))
     runs = [dict(run="plain", algorithm="fedavg")]
     table["grid"] = dict(
-        where="", title="", kind="fedlib.evidence.tuning:grid", tunes="lr", grid=[0.01, 0.1, 1.0],
-        study="fedlib.papers.participation.study:training", runs=runs, seeds=2,
+        where="", title="", kind="fedlib.lab.evidence.tuning:grid", tunes="lr",
+        grid=[0.01, 0.1, 1.0], study="fedlib.lab.studies.participation:training",
+        runs=runs, seeds=2,
     )  # fmt: skip
     table["tuned"] = dict(where="", title="", tuned="grid",
                           runs=[runs[0] | dict(lr="tuned", compress_lr=False)])  # fmt: skip
@@ -161,7 +162,7 @@ def test_tuning_takes_no_seed_of_evaluation(paper):
 
 
 def test_a_study_that_is_not_there_is_named():
-    for kind in ("nowhere:f", "fedlib.papers.job:nothing", "fedlib"):
+    for kind in ("nowhere:f", "fedlib.lab.job:nothing", "fedlib"):
         with pytest.raises(FedlibError, match=f"study '{kind}' cannot be found.*PYTHONPATH"):
             tuning.study(kind)
 
@@ -223,7 +224,7 @@ def test_joined_seeds_are_the_seeds_run_together(tmp_path):
 
 def test_the_digest_of_settings_with_a_study_covers_it():
     plain = catalogue.settings("participation", "factor", "smoke")
-    with_study = plain | dict(study="fedlib.papers.tiers.study:latency")
+    with_study = plain | dict(study="fedlib.lab.studies.tiers:latency")
     assert freshness.now(plain)["code"].keys() < freshness.now(with_study)["code"].keys()
 
 

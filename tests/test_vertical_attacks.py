@@ -10,8 +10,8 @@ from sklearn.datasets import load_breast_cancer
 
 from fedlib.engine.rng import stream
 from fedlib.errors import FedlibError
-from fedlib.papers.vertical import attacks, mitigations
-from fedlib.papers.vertical.mitigations import (
+from fedlib.lab.vertical import attacks, mitigations
+from fedlib.lab.vertical.mitigations import (
     Protection,
     debiased_theta,
     encrypted_gradient,

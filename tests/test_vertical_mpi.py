@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from fedlib import cli
 from fedlib.errors import FedlibError
+from fedlib.lab import cli
+from fedlib.lab.vertical.mpi import find_launcher, run_parties
+from fedlib.lab.vertical.wire import MASKS, SCORES, _places
 from fedlib.papers.vertical import Problem, centralised, split_features
-from fedlib.papers.vertical.mpi import find_launcher, run_parties
 from fedlib.papers.vertical.secure import log_depth, seats
-from fedlib.papers.vertical.wire import MASKS, SCORES, _places
 
 try:
     find_launcher()

@@ -12,10 +12,11 @@ from sklearn.datasets import load_breast_cancer
 
 from fedlib.engine.simulation import OutOfTime
 from fedlib.errors import FedlibError
-from fedlib.evidence import catalogue, claims
-from fedlib.evidence.outcomes import OUTSIDE
-from fedlib.papers.job import Job
-from fedlib.papers.vertical import secure, study
+from fedlib.lab.evidence import catalogue, claims
+from fedlib.lab.evidence.outcomes import OUTSIDE
+from fedlib.lab.job import Job
+from fedlib.lab.studies import vertical as study
+from fedlib.papers.vertical import secure
 from fedlib.papers.vertical.runs import Row
 
 S = dict(

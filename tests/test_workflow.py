@@ -50,7 +50,7 @@ def test_the_badges_open_a_notebook_that_is_there():
         (notebook,) = re.findall(link, told)
         assert (build.ROOT / notebook).is_file()
     wanted = (build.ROOT / "requirements.txt").read_text("utf-8")
-    assert "-e .[batch]" in wanted, "Binder installs what requirements.txt names, fedlib included"
+    assert "-e .[lab]" in wanted, "Binder installs what requirements.txt names, fedlib included"
 
 
 @pytest.mark.parametrize("notebook", build.toc_notebooks(), ids=str)

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 import fedlib
-from fedlib import bench
 from fedlib.engine import FederatedDataset, Task, models, stream
+from fedlib.lab import bench
 from fedlib.papers.fedavg import FedAvg
 from fedlib.population.participation import Independent
 

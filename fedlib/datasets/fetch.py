@@ -67,10 +67,10 @@ def cache_folder() -> Path:
     if os.environ.get("FEDLIB_DATA"):
         return _named("FEDLIB_DATA")
     try:
-        import pooch
+        from platformdirs import user_cache_path
     except ImportError:  # a machine for computing may lack what is for fetching
         return expand("~/.cache/fedlib", "The cache, FEDLIB_DATA,")
-    return Path(pooch.os_cache("fedlib"))
+    return user_cache_path("fedlib")
 
 
 def cached(name: str) -> bool:

@@ -90,7 +90,7 @@ def simulate(
         Evaluate before the first round, every so many rounds, and after the last.
     evaluate_at
         Evaluate after these rounds instead, and before the first and after the last; see
-        :func:`~fedlib.papers.job.off_cycle`.
+        :func:`~fedlib.lab.job.off_cycle`.
     splits, limit
         Passed to :meth:`Task.evaluate`: which splits, and on how many samples of ``train``.
     evaluate

@@ -1,6 +1,5 @@
-"""One folder a paper: its algorithm, its theory, and the studies that its chapter runs.
+"""One folder a paper: its algorithm and its theory.
 
-Beside the folders stands what several papers share: `fedavg`, the baseline of them all; `bound`,
-what a theorem returns; `job`, what a study is given and returns; `trials`, what a device is tried
-with.
+Beside the folders stands what several papers share: `fedavg`, the baseline of them all, and
+`bound`, what a theorem returns.
 """

@@ -17,8 +17,8 @@ from docutils.statemachine import StringList
 from sphinx.util.docutils import SphinxDirective
 
 from fedlib.errors import FedlibError
-from fedlib.evidence import ages, catalogue, claims, duration, outcomes, scale
-from fedlib.evidence.findings import minus
+from fedlib.lab.evidence import ages, catalogue, claims, duration, outcomes, scale
+from fedlib.lab.evidence.findings import minus
 from fedlib.paths import papers
 from fedlib.schema import Page, read_toml
 

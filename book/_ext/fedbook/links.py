@@ -15,7 +15,7 @@ from sphinx.config import Config
 from sphinx.domains.python import ObjectEntry
 from sphinx.util.nodes import make_refnode
 
-from fedlib.evidence.findings import minus
+from fedlib.lab.evidence.findings import minus
 from fedlib.paths import about, papers
 
 from .facts import FACT

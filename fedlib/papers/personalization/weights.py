@@ -12,8 +12,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -51,36 +49,26 @@ def water_fill(z: Tensor, n: Tensor, lam: float | Tensor) -> Tensor:
         For λ or sizes that are not positive, and z that is not finite or does not fit.
     """
     n, lam = _checked(z, n, lam)
-    rows = z.detach().cpu().reshape(-1, z.shape[-1]).contiguous().numpy()
-    width = 2 * lam.cpu().expand(z.shape[:-1]).reshape(-1).double().numpy()
-    sizes, out = n.cpu().double().numpy(), np.empty_like(rows)
+    rows = z.detach().cpu().reshape(-1, z.shape[-1])
+    width = 2 * lam.cpu().expand(z.shape[:-1]).reshape(-1, 1).double()
+    sizes, out = n.cpu().double(), torch.empty_like(rows)
 
     def work(some: slice) -> None:
-        _fill(rows[some], sizes, width[some], out[some])
+        out[some] = _fill(rows[some].double(), sizes, width[some])
 
     side_by_side(work, [slice(first, first + ROWS) for first in range(0, len(rows), ROWS)])
-    return torch.from_numpy(out).view(z.shape).to(z.device)
+    return out.view(z.shape).to(z.device)
 
 
-@numba.njit(nogil=True, cache=True)
-def _fill(z: np.ndarray, n: np.ndarray, width: np.ndarray, out: np.ndarray) -> None:
-    """Write the weights for ``z[B, N]`` and ``width = 2 λ``, ``[B]``, into ``out[B, N]``."""
-    kept = np.empty(len(n), np.int64)
-    for i in range(len(z)):
-        left, before, level = len(n), len(n) + 1, 0.0
-        kept[:] = np.arange(len(n))
-        while left < before:
-            water, floor = width[i], 0.0
-            for k in range(left):
-                water += n[kept[k]] * z[i, kept[k]]
-                floor += n[kept[k]]
-            before, level, left = left, water / floor, 0
-            for k in range(before):
-                kept[left] = kept[k]
-                left += z[i, kept[k]] < level
-        out[i] = 0
-        for k in range(left):
-            out[i, kept[k]] = n[kept[k]] * (level - z[i, kept[k]]) / width[i]
+def _fill(z: Tensor, n: Tensor, width: Tensor) -> Tensor:
+    """Return the weights ``[B, N]`` for ``z[B, N]`` and ``width = 2 λ``, ``[B, 1]``."""
+    left = torch.ones_like(z, dtype=torch.bool)
+    while True:
+        sizes = n * left
+        level = (width + (sizes * z).sum(-1, keepdim=True)) / sizes.sum(-1, keepdim=True)
+        before, left = left, left & (z < level)
+        if torch.equal(left, before):
+            return sizes * (level - z) / width
 
 
 def objective(alpha: Tensor, z: Tensor, n: Tensor, lam: float | Tensor) -> Tensor:

@@ -3,7 +3,6 @@
 from fedlib.papers.vertical.algorithm import simulate_parties
 from fedlib.papers.vertical.baselines import afsvrg_vp, centralised, pooled, synchronous
 from fedlib.papers.vertical.data import Columns, load_columns
-from fedlib.papers.vertical.mpi import run_parties
 from fedlib.papers.vertical.problem import Problem, split_features
 from fedlib.papers.vertical.runs import Log, Messages, Row, Run, speed_up, time_to
 from fedlib.papers.vertical.setup import Uniform, straggler
@@ -20,7 +19,6 @@ __all__ = [
     "centralised",
     "load_columns",
     "pooled",
-    "run_parties",
     "simulate_parties",
     "speed_up",
     "split_features",

@@ -1,0 +1,223 @@
+"""Grids: which values, and the jobs that they make."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import functools
+import itertools
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NotRequired
+
+from fedlib.errors import FedlibError, unknown
+from fedlib.files import digest
+from fedlib.lab.evidence import catalogue, experiments
+from fedlib.schema import Page, conform, read_toml
+
+OWN = ("paper", "experiment", "profile", "seeds", "seed", "device")
+"""What a job of an experiment takes beside settings."""
+
+
+class Headline(Page):
+    """The number by which runs are compared: a mean over seeds, at the end of the run."""
+
+    run: NotRequired[str]  # default: the first
+    metric: NotRequired[str]  # default: loss
+    split: NotRequired[str]  # default: train
+
+
+class Grid(Page):
+    """A grid: what is the same for all jobs, and axes whose values are combined."""
+
+    notebook: NotRequired[str]  # a path, from the grid's file; without it, jobs are experiments
+    set: NotRequired[dict[str, Any]]  # the same for all jobs
+    grid: NotRequired[dict[str, list[Any]]]  # every value with every value
+    job: NotRequired[list[dict[str, Any]]]  # jobs one by one, beside those of the grid
+    headline: NotRequired[Headline]
+
+
+@dataclass(frozen=True, eq=False)
+class BatchJob:
+    """One run of an experiment, or of a notebook.
+
+    Attributes
+    ----------
+    id
+        Follows from what the job is, and from nothing else.
+    axes
+        The values in which it differs from other jobs.
+    notebook, parameters
+        The notebook's path, and what it is given; or ``""`` and nothing.
+    paper, experiment, profile, seeds, device
+        As for :func:`fedlib.lab.evidence.experiments.run`.
+    changes
+        Settings of the experiment with values of the job's own.
+    headline
+        Run, metric and split of the number by which jobs are compared.
+    """
+
+    id: str
+    axes: dict[str, Any]
+    notebook: str = ""
+    parameters: dict[str, Any] = field(default_factory=dict)
+    paper: str = ""
+    experiment: str = ""
+    profile: str = ""
+    seeds: tuple[int, ...] = ()
+    device: str = "cpu"
+    changes: dict[str, Any] = field(default_factory=dict)
+    headline: dict[str, str] = field(default_factory=dict)
+
+    @functools.cached_property
+    def settings(self) -> dict[str, Any]:
+        """The experiment's settings, changes included."""
+        s = catalogue.settings(self.paper, self.experiment, self.profile)
+        return catalogue.change(s, self.changes)
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether it asks for a GPU, by its device or by its notebook's parameter."""
+        return "cuda" in (self.device, self.parameters.get("device"))
+
+    @functools.cached_property
+    def variant(self) -> str:
+        """A short name for what it is, whatever its seeds."""
+        what = self.parameters if self.notebook else self.settings
+        return digest(json.dumps(what, sort_keys=True))[:8]
+
+
+def read(
+    grid: str | Path | Mapping[str, Any], changes: Mapping[str, Any] | None = None
+) -> list[BatchJob]:
+    """Return the jobs of a grid, in its order.
+
+    Parameters
+    ----------
+    grid
+        A TOML file or what one would hold, see :class:`Grid`.
+    changes
+        Further values that are the same for all jobs.
+
+    Raises
+    ------
+    FedlibError
+        For an unknown key, parameter, setting or name, with the nearest valid one.
+    """
+    if isinstance(grid, Mapping):
+        home, told = Path(), "The grid"
+        page = conform(dict(grid), Grid, told)
+    else:
+        home, told = Path(grid).parent, str(grid)
+        if not Path(grid).is_file():
+            raise FedlibError(f"There is no file {grid}.")
+        page = read_toml(Path(grid), Grid)
+    axes, same, changes = page.get("grid", {}), page.get("set", {}), dict(changes or {})
+    if empty := [name for name, values in axes.items() if not values]:
+        raise FedlibError(f"{told}: the axis '{empty[0]}' has no values.")
+    _one_way_only(axes, same, changes, told)
+    listed = page.get("job", [])
+    crossed = [dict(zip(axes, v, strict=True)) for v in itertools.product(*axes.values())]
+    names = dict.fromkeys([*axes, *(name for own in listed for name in own)])
+    found: dict[str, BatchJob] = {}
+    for own in [*(crossed if axes or not listed else []), *listed]:
+        given = same | own | changes
+        chosen = {name: given[name] for name in names if name in given}
+        if "notebook" in page:
+            job = _notebook(home / page["notebook"], given, chosen)
+        else:
+            job = _experiment(given, chosen, page.get("headline", {}), told)
+        found.setdefault(job.id, job)
+    return list(found.values())
+
+
+def _one_way_only(
+    axes: dict[str, list[Any]], same: dict[str, Any], changes: dict[str, Any], told: str
+) -> None:
+    """Refuse what can be read in two ways."""
+    for name, values in axes.items():
+        if twice := [v for at, v in enumerate(values) if v in values[:at]]:
+            raise FedlibError(f"{told}: the axis '{name}' has {twice[0]!r} twice.")
+        if name in same:
+            raise FedlibError(f"{told}: '{name}' is both in [set] and an axis of [grid].")
+        several = isinstance(changes.get(name), list | tuple)
+        if several and not any(isinstance(v, list) for v in values):
+            raise FedlibError(
+                f"--set gives the axis '{name}' one value, not several: {changes[name]}. "
+                f"Several belong into [grid] of {told}."
+            )
+
+
+def _notebook(path: Path, given: dict[str, Any], axes: dict[str, Any]) -> BatchJob:
+    import papermill
+
+    if not path.is_file():
+        raise FedlibError(f"There is no notebook {path}.")
+    try:
+        held = json.loads(path.read_text("utf-8"))
+        cells, _ = [cell["source"] for cell in held["cells"]], held["nbformat"]
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise FedlibError(f"{path} is no Jupyter notebook that can be read.") from error
+    known = papermill.inspect_notebook(str(path))
+    for name in given:
+        if name not in known:
+            raise unknown(f"parameter of {path.name}", name, known)
+    name = _id([path.name, cells, given])
+    return BatchJob(name, axes, str(path.resolve()), given)
+
+
+def _experiment(
+    given: dict[str, Any], axes: dict[str, Any], headline: dict[str, str], told: str
+) -> BatchJob:
+    if lacking := [key for key in ("paper", "experiment") if key not in given]:
+        raise FedlibError(
+            f"{told} names neither a notebook nor the {lacking[0]}: "
+            f'[set] with {lacking[0]} = "...", or an axis of that name.'
+        )
+    paper, experiment = given["paper"], given["experiment"]
+    profile = given.get("profile", "quick")
+    changes = {key: value for key, value in given.items() if key not in OWN}
+    try:
+        catalogue.check(paper, experiment, profile, changes)
+    except FedlibError as error:
+        _, ours, what = str(error).partition("[changes]: ")
+        if not ours:
+            raise
+        raise FedlibError(f"{told}: {what}") from error
+    s = catalogue.change(catalogue.settings(paper, experiment, profile), changes)
+    asked = [given["seed"]] if "seed" in given else given.get("seeds")
+    seeds = experiments.choose_seeds(s, asked)
+    device = given.get("device", "cpu")
+    if device != "cuda":  # which may be another machine's
+        device = experiments.choose_device(device)
+    runs = [run["run"] for run in s.get("runs", [])]
+    if "run" in headline and runs and headline["run"] not in runs:
+        raise unknown("run in [headline]:", headline["run"], runs)
+    name = _id([paper, experiment, profile, s, seeds, device])
+    return BatchJob(name, axes, "", {}, paper, experiment, profile, seeds, device, changes,
+                    dict(headline))  # fmt: skip
+
+
+def _id(what: Any) -> str:
+    return digest(json.dumps(what, sort_keys=True))[:10]
+
+
+def values(words: Iterable[str]) -> dict[str, Any]:
+    """Return ``NAME=VALUE`` pairs of a command line; a value is a number, a list, or a word.
+
+    Raises
+    ------
+    FedlibError
+        For a word without ``=``.
+    """
+    found = {}
+    for word in words:
+        name, equals, text = word.rpartition("=") if word.count("=") == 1 else word.partition("=")
+        if not equals or not name:
+            raise FedlibError(f"--set takes NAME=VALUE, for example lr=.01. Got '{word}'.")
+        found[name] = text  # a word, unless it can be read as something else
+        with contextlib.suppress(ValueError, SyntaxError):
+            found[name] = ast.literal_eval(text.title() if text in ("true", "false") else text)
+    return found

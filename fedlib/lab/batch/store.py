@@ -1,0 +1,210 @@
+"""What a batch has come to: a table of its jobs, one store of their rows, a picture."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from fedlib import files
+from fedlib.errors import FedlibError, unknown
+from fedlib.lab.batch import work
+from fedlib.lab.batch.grid import BatchJob
+
+PAGE = "jobs.json"
+TICKS = 8  # values of an axis that are written out
+
+
+def keep(folder: Path, jobs: list[BatchJob]) -> None:
+    """Write down which jobs a folder is for, unless it says so already."""
+    page = json.dumps([asdict(job) for job in jobs], indent=1) + "\n"
+    if not (folder / PAGE).is_file() or (folder / PAGE).read_text("utf-8") != page:
+        files.publish(folder / PAGE, page.encode())
+
+
+def jobs(folder: str | Path) -> list[BatchJob]:
+    """Return the jobs that a folder is for.
+
+    Raises
+    ------
+    FedlibError
+        When it is no folder of a batch.
+    """
+    page = Path(folder) / PAGE
+    try:
+        held = json.loads(page.read_text("utf-8"))
+        return [BatchJob(**{**job, "seeds": tuple(job["seeds"])}) for job in held]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        why = f"its {PAGE} cannot be read" if page.exists() else f"it has no {PAGE}"
+        raise FedlibError(
+            f"{folder} is no folder of a batch: {why}. "
+            "`fedlib batch run GRID.toml --out DIR` makes one."
+        ) from error
+
+
+def status(folder: str | Path) -> pd.DataFrame:
+    """Return a row a job, and keep the table as ``jobs.csv`` in the folder; see :func:`table`."""
+    found = table(folder)
+    write(folder, found)
+    return found
+
+
+def write(folder: str | Path, found: pd.DataFrame) -> None:
+    """Keep a table as ``jobs.csv``."""
+    files.publish(Path(folder) / "jobs.csv", found.to_csv(index=False).encode())
+
+
+def table(folder: str | Path) -> pd.DataFrame:
+    """Return a row a job, and write nothing.
+
+    Returns
+    -------
+    pandas.DataFrame
+        ``job``, its id; a column for each axis; ``status``: done, failed or waiting; ``seconds``;
+        ``headline``; ``why`` it failed.
+    """
+    rows, every = [], jobs(folder)
+    for job in every:
+        told = work.state(Path(folder), job)
+        axes = _values(job, every)
+        row = {"job": job.id, **axes, "status": told["status"], "seconds": told["seconds"]}
+        rows.append(row | {"headline": told["headline"], "why": told.get("why", "")})
+    return pd.DataFrame(rows)
+
+
+def _values(job: BatchJob, every: list[BatchJob]) -> dict[str, Any]:
+    """Return a job's value on every axis of the batch, None where it has none."""
+    names = dict.fromkeys(name for other in every for name in other.axes)
+    plain = {k: v if isinstance(v, str | int | float | bool) else str(v)
+             for k, v in job.axes.items()}  # fmt: skip
+    return {name: plain.get(name) for name in names}
+
+
+def lacking(folder: str | Path) -> str:
+    """Say which headline finished records lack, and what they have; empty when all is well."""
+    for job in jobs(folder):
+        state = work.state(Path(folder), job)
+        if job.notebook or state["status"] != work.DONE or state["headline"] is not None:
+            continue
+        rows = work.record(Path(folder), job).frame
+        asked = {"run": rows["run"].iloc[0], "metric": "loss", "split": "train"} | job.headline
+        own = rows[rows["run"] == asked["run"]]
+        there = {
+            f"{split} {metric}" for split, metric in zip(own["split"], own["metric"], strict=True)
+        }
+        if f"{asked['split']} {asked['metric']}" not in there:
+            return (
+                f"[headline]: run '{asked['run']}' has no {asked['split']} {asked['metric']}. "
+                f"It has: {', '.join(sorted(there)) or 'nothing'}."
+            )
+    return ""
+
+
+def collect(folder: str | Path) -> Path:
+    """Put the rows of all finished jobs into one table, with their manifests beside it.
+
+    Returns
+    -------
+    Path
+        ``store/rows.csv.gz``: the rows of the records in the order of the jobs, with the columns
+        ``job`` and one for each axis in front. ``store/manifests`` has a file for each job. The
+        rows are the same, byte for byte, however often the batch was interrupted.
+
+    Raises
+    ------
+    FedlibError
+        When no job of an experiment is finished.
+    """
+    folder, frames, pages, every = Path(folder), [], {}, jobs(folder)
+    if all(job.notebook for job in every):
+        raise FedlibError(f"The jobs in {folder} are notebooks, which have no rows to collect.")
+    for job in every:
+        if job.notebook or work.state(folder, job)["status"] != work.DONE:
+            continue
+        record = work.record(folder, job)
+        axes = _values(job, every)
+        names = {f"axis {k}" if k in record.frame else k: v for k, v in axes.items()}
+        frame = record.frame.copy()
+        for at, (name, value) in enumerate({"job": job.id, **names}.items()):
+            frame.insert(at, name, value)
+        frames.append(frame)
+        pages[job.id] = json.dumps(record.manifest, indent=1, sort_keys=True) + "\n"
+    if not frames:
+        raise FedlibError(f"No experiment in {folder} is finished: there are no rows to collect.")
+    home = files.make_folder(folder / "store" / "manifests")
+    for name, page in pages.items():
+        files.publish(home / f"{name}.json", page.encode())
+    packed = io.BytesIO()
+    with gzip.GzipFile(fileobj=packed, mode="wb", mtime=0) as stream:
+        stream.write(pd.concat(frames).to_csv(index=False, float_format="%.7g").encode())
+    target = folder / "store" / "rows.csv.gz"
+    files.publish(target, packed.getvalue())
+    return target
+
+
+def plot(folder: str | Path, x: str | None = None, by: str | None = None) -> Any:
+    """Draw the headline against one axis, a line for each value of another.
+
+    Parameters
+    ----------
+    x, by
+        Names of axes; default: the first two with more than one value, seeds left aside. Points
+        are means over all other axes, bars their smallest and largest value.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+
+    Raises
+    ------
+    FedlibError
+        For an unknown axis, one taken twice, or when no job has a headline.
+    """
+    import matplotlib.pyplot as plt
+
+    from fedlib.lab.show import plotting
+
+    found = table(folder)
+    axes = list(found.columns[1:-4])
+    for name in (x, by):
+        if name is not None and name not in axes:
+            raise unknown("axis", name, axes)
+    if x is not None and x == by:
+        raise FedlibError(f"--x and --by are both '{x}': take two axes.")
+    free = [n for n in axes if found[n].nunique() > 1 and n not in ("seed", "seeds", x, by)]
+    x = x or (free.pop(0) if free else (axes or [None])[0])
+    by = by or (free.pop(0) if free else None)
+    found = found.dropna(subset="headline")
+    if found.empty or x is None:
+        why = lacking(folder) or "no job has one, or none has an axis."
+        raise FedlibError(f"There is no headline to draw in {folder}: {why}")
+    figure, axis = plt.subplots()
+    values = found[by].dropna().unique() if by else [None]
+    for value, look in plotting.sweep(values, f"{by} = {{}}").items():
+        own = found[found[by] == value] if by else found
+        ends = own.groupby(x)["headline"].agg(["mean", "min", "max"])
+        reach = [ends["mean"] - ends["min"], ends["max"] - ends["mean"]]
+        told = look.label if by else None
+        axis.errorbar(ends.index, ends["mean"], yerr=reach, capsize=3, label=told, **look.line)
+    numbers = pd.to_numeric(found[x], errors="coerce")
+    if numbers.min() > 0 and numbers.max() >= 10 * numbers.min():
+        axis.set_xscale("log")
+    if numbers.notna().all() and found[x].nunique() <= TICKS:
+        axis.minorticks_off()
+        axis.set_xticks(sorted(found[x].unique()), [f"{v:g}" for v in sorted(found[x].unique())])
+    axis.set(xlabel=x, ylabel=_label(jobs(folder)[0]))
+    if by:
+        axis.legend()
+    return figure
+
+
+def _label(job: BatchJob) -> str:
+    if job.notebook:
+        return "headline"
+    asked = {"metric": "loss", "split": "train"} | job.headline
+    return f"{asked['split']} {asked['metric']}, at the end"

@@ -1,0 +1,186 @@
+"""One unit of a batch, carried out in a folder: it is all there at the end, or can go on."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import math
+import shutil
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+from fedlib import files
+from fedlib.errors import FedlibError
+from fedlib.lab.batch.grid import BatchJob
+from fedlib.lab.batch.units import Unit, together
+from fedlib.lab.evidence import ages, experiments, freshness, measures, records
+from fedlib.lab.evidence.records import Record
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+DONE, FAILED, WAITING = "done", "failed", "waiting"
+
+
+def place(folder: Path, job: BatchJob) -> Path:
+    """Return the folder of a job."""
+    return folder / "jobs" / job.id
+
+
+def state(folder: Path, job: BatchJob) -> dict[str, Any]:
+    """Return what is known of a job: ``status``, ``seconds``, ``headline`` and, if failed, why."""
+    try:
+        held = json.loads((place(folder, job) / "state.json").read_text("utf-8"))
+        if held["status"] == DONE and not job.notebook:
+            record(folder, job)
+        return held
+    except (OSError, ValueError, KeyError, FedlibError):  # never begun, or not to be read
+        return {"status": WAITING, "seconds": None, "headline": None}
+
+
+def carry_out(unit: Unit, folder: Path) -> dict[str, str]:
+    """Carry a unit out and write its jobs' results; an error is kept with its job.
+
+    A unit of several jobs that fails is carried out once more job by job, so that one bad job does
+    not take others with it.
+
+    Returns
+    -------
+    dict
+        Every job's status by its id.
+    """
+    began = time.perf_counter()
+    try:
+        if unit.jobs[0].notebook:
+            _run_notebook(unit.jobs[0], folder)
+        else:
+            _run_experiment(unit, folder)
+        told = ""
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in FULL:
+            raise files.cannot_write(folder, error) from error
+        told = f"{error}\n" if isinstance(error, FedlibError) else traceback.format_exc()
+    if told and len(unit.jobs) > 1:
+        apart = [carry_out(Unit((job,)), folder) for job in unit.jobs]
+        return {name: status for found in apart for name, status in found.items()}
+    if told:
+        return _failed(unit, folder, began, told)
+    seconds = (time.perf_counter() - began) / len(unit.jobs)
+    for job in unit.jobs:
+        row = {"status": DONE, "seconds": round(seconds, 2), "headline": headline(folder, job)}
+        _write(folder, job, row)
+        with contextlib.suppress(FileNotFoundError):
+            (place(folder, job) / "error.txt").unlink()
+    shutil.rmtree(folder / "units" / unit.id, ignore_errors=True)
+    return {job.id: DONE for job in unit.jobs}
+
+
+def _failed(unit: Unit, folder: Path, began: float, told: str) -> dict[str, str]:
+    seconds = round((time.perf_counter() - began) / len(unit.jobs), 2)
+    for job in unit.jobs:
+        home = files.make_folder(place(folder, job))
+        files.publish(home / "error.txt", told.encode())
+        last = told.strip().splitlines()[-1]
+        _write(folder, job, {"status": FAILED, "seconds": seconds, "headline": None, "why": last})
+    return {job.id: FAILED for job in unit.jobs}
+
+
+def fail(unit: Unit, folder: Path, why: str) -> dict[str, str]:
+    """Note that a unit's worker is gone."""
+    return _failed(unit, folder, time.perf_counter(), why)
+
+
+def _write(folder: Path, job: BatchJob, told: dict[str, Any]) -> None:
+    home = files.make_folder(place(folder, job))
+    page = json.dumps({"axes": job.axes, **told}, indent=1, sort_keys=True) + "\n"
+    files.publish(home / "state.json", page.encode())
+
+
+# ------------------------------------------------------------------ notebooks
+
+
+def _run_notebook(job: BatchJob, folder: Path) -> None:
+    import papermill
+
+    home = files.make_folder(place(folder, job))
+    given = dict(job.parameters)
+    if "out" in papermill.inspect_notebook(job.notebook):
+        given.setdefault("out", str(home))
+    papermill.execute_notebook(
+        job.notebook, str(home / "notebook.ipynb"), given,
+        progress_bar=False, cwd=str(Path(job.notebook).parent),
+    )  # fmt: skip
+
+
+# ------------------------------------------------------------------ experiments
+
+
+def _run_experiment(unit: Unit, folder: Path) -> None:
+    """Run a unit's jobs as rows of one run, and give each its record."""
+    first = unit.jobs[0]
+    home = folder / "units" / unit.id
+    whole = experiments.run(
+        first.paper, first.experiment, first.profile, unit.seeds, first.device, home,
+        progress=False, replace=True, changes=together(unit),
+    )  # fmt: skip
+    for job in unit.jobs:
+        _give(unit, job, whole, folder)
+
+
+def _give(unit: Unit, job: BatchJob, whole: Record, folder: Path) -> None:
+    """Store the record that a job would have made by itself."""
+    s, rows, m = job.settings, whole.frame, whole.manifest
+    mark = "" if len(unit.variants) == 1 else f"{job.variant} "
+    if set(rows["seed"]) <= set(unit.seeds):  # a study without chance has rows of its own
+        rows = rows[rows["seed"].isin(job.seeds)]
+    rows = rows[rows["run"].str.startswith(mark)]
+    rows = rows.assign(run=rows["run"].str.removeprefix(mark))
+    diverged: dict[str, dict[str, int]] = {}
+    for name, lost in m["diverged"].items():
+        own = {seed: t for seed, t in lost.items() if int(seed) in job.seeds}
+        if name.startswith(mark) and own:
+            run = name.removeprefix(mark)
+            diverged[run] = own
+            if len(own) == len(job.seeds):  # by itself it would have ended there
+                rows = rows[(rows["run"] != run) | (rows["round"] <= max(own.values()))]
+    beside = [other.id for other in unit.jobs if other is not job]
+    told = m | {
+        "settings": s, "seeds": list(job.seeds), "diverged": diverged,
+        **{key: round(m[key] / len(unit.jobs), 1) for key in ("wall_seconds", "cpu_seconds")},
+        **ages.looked(job.paper, job.experiment, job.profile, place(folder, job)),
+        **freshness.now(s), **({"beside": beside} if beside else {}),
+    }  # fmt: skip
+    records.save(place(folder, job), rows.reset_index(drop=True), told)
+
+
+def record(folder: Path, job: BatchJob) -> Record:
+    """Return a finished job's record."""
+    return records.load(job.paper, job.experiment, job.profile, place(folder, job))
+
+
+def headline(folder: Path, job: BatchJob) -> float | None:
+    """Return the number by which jobs are compared, None where there is none.
+
+    For an experiment it is the mean over seeds and the last tenth of a run; for a notebook, the
+    number that the last line of the output of its cell tagged ``headline`` ends in.
+    """
+    try:
+        if job.notebook:
+            return _printed(place(folder, job) / "notebook.ipynb")
+        held = record(folder, job)
+        asked = {"run": held.frame["run"].iloc[0], "metric": "loss", "split": "train"}
+        found = float(measures.last(held, **(asked | job.headline)).mean(skipna=False))
+    except (FedlibError, KeyError, ValueError, IndexError):
+        return None
+    return found if math.isfinite(found) else None
+
+
+def _printed(path: Path) -> float:
+    cells = json.loads(path.read_text("utf-8"))["cells"]
+    (cell,) = (c for c in cells if "headline" in c["metadata"].get("tags", []))
+    texts = [
+        "".join(out.get("text") or out.get("data", {}).get("text/plain", ""))
+        for out in cell["outputs"]
+    ]
+    return float("".join(texts).split()[-1])

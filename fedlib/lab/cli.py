@@ -1,0 +1,533 @@
+"""The command line: list, run, join, claims, stale, check, bench, gpu, batch, data, and papers'."""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import typer.core
+
+from fedlib.errors import FedlibError
+from fedlib.paths import expand
+
+
+class _ForPeople(typer.core.TyperGroup):
+    """Mistakes are printed for people, interruptions end quietly; neither with a traceback.
+
+    A folder here that has a ``commands.py`` with a typer ``app`` adds a command of its name.
+    """
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [*super().list_commands(ctx), *_folders_with_commands()]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in _folders_with_commands():
+            return super().get_command(ctx, cmd_name)
+        its = importlib.import_module(f"fedlib.lab.{cmd_name}.commands")
+        command = typer.main.get_command(its.app)
+        command.name = cmd_name
+        return command
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except FedlibError as error:
+            typer.echo(f"fedlib: {error}", err=True)
+            raise typer.Exit(2) from error
+        except KeyboardInterrupt:
+            typer.echo("Interrupted. Run the same command again to go on.", err=True)
+            raise typer.Exit(130) from None
+
+
+def _folders_with_commands() -> list[str]:
+    return sorted(path.parent.name for path in Path(__file__).parent.glob("*/commands.py"))
+
+
+app = typer.Typer(
+    cls=_ForPeople,
+    help="Federated learning, line by line: run the book's experiments and judge its claims.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+data_app = typer.Typer(help="Data sets: what there is, download, verify.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+batch_app = typer.Typer(help="Many runs: start, status, collect, plot.", no_args_is_help=True)
+app.add_typer(batch_app, name="batch")
+
+TF32 = "On a GPU, multiply with factors of 11 bits: faster, less exact."
+
+
+def _folder(path: Path | None) -> Path | None:
+    """Expand ``~`` where a shell has not: in ``--out=~/runs``."""
+    return None if path is None else expand(path, "--out")
+
+
+Changes = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="NAME=VALUE for a setting, or RUN.NAME=VALUE; several times."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print a list of rows as JSON.")]
+
+
+def _print(rows: list[dict[str, Any]], as_json: bool, columns: list[str] | None = None) -> None:
+    """Print rows as JSON, or as a plain table of the chosen columns."""
+    if as_json:
+        typer.echo(json.dumps(rows, indent=1, default=str))
+        return
+    if not rows:
+        typer.echo("Nothing to show.")
+        return
+    columns = columns or list(rows[0])
+    cells = [[str(row[c]) for c in columns] for row in rows]
+    widths = [max(len(c), *(len(line[i]) for line in cells)) for i, c in enumerate(columns)]
+    for line in [columns, ["-" * w for w in widths], *cells]:
+        typer.echo("  ".join(f"{text:<{w}}" for text, w in zip(line, widths, strict=True)).rstrip())
+
+
+@app.command("list")
+def list_(as_json: Json = False) -> None:
+    """List every paper's experiments, and how long the stored record of each profile took."""
+    from fedlib.lab.evidence import catalogue, duration
+
+    rows = [row for paper in catalogue.papers() for row in catalogue.describe(paper)]
+    for row in rows:
+        each = row["profiles"].split(", ")
+        told = [f"{p} {duration.told(row['paper'], row['experiment'], p)}" for p in each]
+        row["took"] = ", ".join(told)
+    _print(rows, as_json)
+
+
+def _seeds(text: str | None) -> int | list[int] | None:
+    """Read a number of seeds, or seeds with commas between them."""
+    if text is None:
+        return None
+    words = [word for word in text.split(",") if word.strip()]
+    if words and all(word.strip().isdecimal() and len(word) < 30 for word in words):
+        numbers = [int(word) for word in words]
+        if "," in text and max(numbers) < 2**63:
+            return numbers
+        if "," not in text and 1 <= numbers[0] <= 10_000:
+            return numbers[0]
+    raise FedlibError(
+        f"--seeds takes how many, 1 to 10000, or which, with commas: 3, or 4,5,6. "
+        f"Got '{text[:60]}'."
+    )
+
+
+def _somebody_is_there() -> bool:
+    """Whether a question would be read: in a script or a job's queue nobody answers."""
+    return sys.stdin is not None and sys.stdin.isatty()
+
+
+@app.command()
+def run(
+    paper: Annotated[str, typer.Argument(help="For example: participation.")],
+    experiment: Annotated[str, typer.Argument(help="For example: fig1. See: fedlib list.")],
+    profile: Annotated[
+        str, typer.Option(help="smoke, quick or paper; fedlib list says what took how long.")
+    ] = "quick",
+    seeds: Annotated[
+        str | None, typer.Option(help="How many, or which: 3, or 4,5,6. Default: the profile's.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    out: Annotated[Path, typer.Option(callback=_folder, help="Folder for the record.")] = Path(
+        "runs"
+    ),
+    tf32: Annotated[bool, typer.Option("--tf32", help=TF32)] = False,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Overwrite a record with other seeds or settings.")
+    ] = False,
+    changes: Changes = None,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Ask nothing before what takes more than an hour.")
+    ] = False,
+) -> None:
+    """Say how long an experiment takes, run it and store its record.
+
+    Interrupted, it goes on when started again.
+    """
+    from fedlib.lab.batch.grid import values
+    from fedlib.lab.evidence import ages, duration, experiments
+
+    def announce(plan: duration.Plan) -> None:
+        expected = duration.expect(plan, lambda text: typer.echo(text, err=True))
+        typer.echo(expected, err=True)
+        long = expected.left > duration.HOUR and not yes and _somebody_is_there()
+        if long and not typer.confirm("Start it? (--yes says so beforehand.)", err=True):
+            raise FedlibError(
+                "Not started. Take fewer --seeds or a smaller --profile, or start it with --yes."
+            )
+
+    which, device = _seeds(seeds), experiments.choose_device(device)
+    experiments.settings(paper, experiment, profile)  # before anything is looked for
+    if not changes:
+        ages.committed(paper, experiment, profile)
+    record = experiments.run(
+        paper,
+        experiment,
+        profile,
+        which,
+        device,
+        out,
+        True,
+        tf32,
+        None,
+        replace,
+        values(changes or []),
+        announce,
+    )
+    for name, where in record.manifest["diverged"].items():
+        seeds = ", ".join(f"seed {seed} by round {t}" for seed, t in where.items())
+        typer.echo(f"{name} diverged: {seeds}.")
+    typer.echo(f"Wrote {record.path}")
+    typer.echo(f"Wrote {record.manifest_path}")
+
+
+@app.command()
+def join(
+    paper: Annotated[str, typer.Argument(help="For example: participation.")],
+    experiment: Annotated[str, typer.Argument(help="For example: fig1.")],
+    sources: Annotated[list[Path], typer.Argument(help="Folders of records, two or more.")],
+    out: Annotated[Path, typer.Option(callback=_folder, help="Folder for the joined record.")],
+    profile: Annotated[str, typer.Option(help="smoke, quick or paper.")] = "quick",
+) -> None:
+    """Join records of one experiment that were run with different seeds."""
+    from fedlib.lab.evidence import records
+
+    record = records.join(paper, experiment, profile, sources, out)
+    typer.echo(f"Wrote {record.path}, {len(record.manifest['seeds'])} seeds")
+
+
+SIGNS = {
+    **{"holds": "✓", "smaller": "+", "level": "=", "reversed": "✗"},
+    **{"differs": "≠", "outside": "∉", "open": "?", "no record": "-"},
+}
+
+
+@app.command()
+def claims(
+    paper: Annotated[str | None, typer.Argument(help="Default: every paper.")] = None,
+    as_json: Json = False,
+    out: Annotated[
+        Path | None, typer.Option(callback=_folder, help="Judge the records in this folder.")
+    ] = None,
+) -> None:
+    """Judge the papers' claims from stored records."""
+    from fedlib.lab.evidence import ages, scale
+    from fedlib.lab.evidence import claims as judge
+
+    papers = [paper] if paper else judge.papers()
+    rows = [row for name in papers for row in judge.judge(name, out)]
+    if as_json:
+        _print(rows, True)
+        return
+    for row in rows:
+        typer.echo(f"{row['id']}  {row['finding'].upper()}  {row['told']}  ({row['record']})")
+        typer.echo(f"  {row['statement']}")
+        if row["data"]:
+            typer.echo(f"  {scale.told(row['scale'], row['data'])}")
+        for name, finding in row["readings"].items():
+            typer.echo(f"  read as {name}: {finding}")
+        for check in row["checks"]:
+            control = "" if check["essential"] else " (control)"
+            typer.echo(f"    {SIGNS[check['outcome']]} {check['quantity']}{control}")
+            why = f"; {check['why']}" if check["why"] else ""
+            typer.echo(f"      {check['measured']}, asked: {check['asked']}{why}")
+        for line in row["origins"]:
+            typer.echo(f"  {line}")
+        typer.echo(f"  {ages.words(row['ages'])}" if row["ages"]["first_look"] else "")
+    typer.echo("  ".join(f"{sign} {word}" for word, sign in SIGNS.items()))
+
+
+@app.command("records")
+def records_(
+    go_on: Annotated[bool, typer.Option("--work", help="Make the next ones.")] = False,
+    hours: Annotated[float, typer.Option(min=0.001, help="Time to spend on it.")] = 1.0,
+    cores: Annotated[int, typer.Option(min=1, help="How many to use.")] = 1,
+    as_json: Json = False,
+) -> None:
+    """Show the queue of long records, or go on with it, a seed at a time."""
+    import torch
+
+    from fedlib.lab.evidence import queue
+
+    if not go_on:
+        _print(queue.rows(), as_json)
+        return
+    torch.set_num_threads(cores)
+    queue.work(hours, typer.echo, sys.stderr.isatty())
+
+
+@app.command()
+def stale(
+    everything: Annotated[bool, typer.Option("--all", help="Fresh and checked ones, too.")] = False,
+    as_json: Json = False,
+) -> None:
+    """List stored records that the present code, settings or data may not give again."""
+    from fedlib.lab.evidence import catalogue, records
+
+    rows = []
+    for record in records.stored():
+        m, state = record.manifest, record.compared(again=True)
+        if everything or state.word == "stale":
+            again = catalogue.command(m["paper"], m["experiment"], profile=m["profile"])
+            row = {"record": f"{m['paper']}/{m['experiment']}.{m['profile']}", "state": state.word}
+            rows.append(row | {"why": state.why, "again": again})
+    if rows or as_json:
+        _print(rows, as_json)
+
+
+@app.command()
+def check(
+    paper: Annotated[str | None, typer.Argument(help="Default: every paper.")] = None,
+) -> None:
+    """Make the stored smoke records again and compare; exits 1 when a number has changed.
+
+    A change of code that leaves them as they are makes larger records "checked", not "stale".
+    """
+    from fedlib.lab.evidence import catalogue, experiments
+
+    wrong = 0
+    for name in [paper] if paper else catalogue.papers():
+        for experiment in catalogue.names(name):
+            with tempfile.TemporaryDirectory() as place:
+                found = experiments.check(name, experiment, place, progress=False)
+            typer.echo(f"{name} {experiment}: {found or 'the same'}")
+            wrong += bool(found)
+    if wrong:
+        raise typer.Exit(1)
+
+
+@app.command()
+def bench(
+    name: Annotated[str, typer.Argument(help="What to time.")] = "local-sgd",
+    as_json: Json = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(callback=_folder, help="Keep the table in this folder of records."),
+    ] = None,
+) -> None:
+    """Time the batched engine against a plain loop on this machine, as ratios."""
+    from fedlib import files
+    from fedlib.lab import bench as benches
+
+    if out is not None:
+        files.make_folder(out)
+    rows = benches.run(name)
+    kept = None if out is None else benches.save(name, rows, out)
+    _print(rows, as_json)
+    if kept:
+        typer.echo(f"Kept as {kept}", err=True)
+
+
+@app.command()
+def gpu(
+    minutes: Annotated[float, typer.Option(min=0.1, help="Time to spend.")] = 25,
+    out: Annotated[
+        Path, typer.Option(callback=_folder, help="Folder for all that is found.")
+    ] = Path("runs/gpu"),
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    profile: Annotated[
+        str, typer.Option(help="Which records to make: smoke, quick or paper.")
+    ] = "paper",
+    tf32: Annotated[bool, typer.Option("--tf32", help=TF32)] = False,
+) -> None:
+    """Check a GPU against the CPU, time it, and go on with the large records.
+
+    Stopped or out of time, it goes on when started again on the same folder.
+    """
+    from fedlib.lab import gpu as whole
+
+    whole.run(minutes, out, device, profile, tf32, typer.echo)
+
+
+Folder = Annotated[Path, typer.Argument(callback=_folder, help="The folder of the batch.")]
+
+
+@batch_app.command("run")
+def batch_run(
+    grid: Annotated[Path, typer.Argument(help="A TOML file: what is the same, and axes.")],
+    out: Annotated[Path, typer.Option(callback=_folder, help="Folder for everything.")],
+    workers: Annotated[int, typer.Option(min=1, help="Processes side by side.")] = 1,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of each.")] = 1,
+    ray: Annotated[
+        str | None, typer.Option(help="Address of a Ray cluster, or auto; instead of --workers.")
+    ] = None,
+    shard: Annotated[str, typer.Option(help="i/n: only every n-th unit, from the i-th.")] = "1/1",
+    retry: Annotated[bool, typer.Option("--retry", help="Run failed jobs again.")] = False,
+    changes: Changes = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would be run together, and stop.")
+    ] = False,
+) -> None:
+    """Run the jobs of a grid that are not finished. Interrupted, it goes on when started again.
+
+    Exits 1 when a job has failed.
+    """
+    from fedlib.lab import batch
+    from fedlib.lab.batch.grid import values
+    from fedlib.lab.batch.spread import remaining
+    from fedlib.lab.batch.units import describe, plan
+
+    given = values(changes or [])
+    if dry_run:
+        todo = plan(batch.read(grid, given), workers, shard)
+        left = [part for unit in todo for part in remaining(unit, out, retry)]
+        if left:
+            _print(describe(left), False)
+        every, some = (sum(len(unit.jobs) for unit in units) for units in (todo, left))
+        typer.echo(f"{some} of {every} jobs to run; the others are done, or failed without --retry"
+                   if some < every else f"{every} jobs to run")  # fmt: skip
+        return
+    table = batch.run(grid, out, workers, threads, ray, shard, retry, given, sys.stderr.isatty())
+    _told(table)
+    _lacking(out)
+    typer.echo(f"Wrote {out / 'jobs.csv'}")
+    if (table["status"] == "failed").any():
+        raise typer.Exit(1)
+
+
+def _lacking(folder: Path) -> None:
+    """Say when records lack the headline."""
+    from fedlib.lab.batch import store
+
+    if told := store.lacking(folder):
+        typer.echo(told, err=True)
+
+
+def _share(folder: Path) -> str:
+    """Return how many jobs of a batch are done, unless all are."""
+    from fedlib.lab.batch import store
+
+    status = store.table(folder)["status"]
+    done = int((status == "done").sum())
+    return "" if done == len(status) else f": {done} of {len(status)} jobs"
+
+
+def _told(table: Any) -> None:
+    """Print a table of jobs, and the counts."""
+    shown = table.astype(object).where(table.notna(), "")
+    shown["headline"] = [f"{v:.5g}" if isinstance(v, float) else v for v in shown["headline"]]
+    rows = shown.to_dict("records")
+    _print(rows, False, [c for c in shown if c != "why" or any(row["why"] for row in rows)])
+    counts = table["status"].value_counts()
+    typer.echo(", ".join(f"{count} {status}" for status, count in counts.items()))
+
+
+@batch_app.command("status")
+def batch_status(folder: Folder, as_json: Json = False) -> None:
+    """Show every job: its values, whether it is done, how long it took, its headline."""
+    from fedlib.lab.batch import store
+
+    table = store.table(folder)
+    if as_json:
+        _print(json.loads(table.to_json(orient="records")), True)
+    else:
+        _told(table)
+        _lacking(folder)
+    try:
+        store.write(folder, table)
+    except FedlibError:
+        typer.echo(f"Note: {folder} cannot be written, so its jobs.csv stays as it was.", err=True)
+
+
+@batch_app.command("collect")
+def batch_collect(folder: Folder) -> None:
+    """Put the rows of all finished jobs into one table, manifests beside it."""
+    from fedlib.lab import batch
+
+    typer.echo(f"Wrote {batch.collect(folder)}{_share(folder)}")
+
+
+@batch_app.command("plot")
+def batch_plot(
+    folder: Folder,
+    x: Annotated[str | None, typer.Option(help="The axis below. Default: the first.")] = None,
+    by: Annotated[str | None, typer.Option(help="A line for each value of this axis.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(callback=_folder, help="The picture; default in the folder.")
+    ] = None,
+) -> None:
+    """Draw the headline over one or two axes of the grid."""
+    from fedlib.lab import batch
+    from fedlib.lab.show import plotting
+
+    plotting.use()
+    figure, target = batch.plot(folder, x, by), out or folder / "headline.svg"
+    try:
+        figure.savefig(target)
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise FedlibError(f"Cannot draw {target}: {why}.") from error
+    typer.echo(f"Wrote {target}{_share(folder)}")
+
+
+@data_app.command("list")
+def data_list(as_json: Json = False) -> None:
+    """List the data sets, and whether they are in the cache."""
+    from fedlib import datasets
+
+    def here(card: datasets.Card) -> str:
+        if card.embedded and not card.base:
+            return "embedded"
+        return "yes" if datasets.cached(card.name) else "no"
+
+    rows = [
+        {
+            "name": name,
+            "train": card.train,
+            "test": card.test,
+            "here": here(card),
+            "title": card.title,
+        }
+        for name, card in datasets.all_cards().items()
+    ]
+    _print(rows, as_json)
+
+
+@data_app.command("get")
+def data_get(name: Annotated[str, typer.Argument(help="See: fedlib data list.")]) -> None:
+    """Fetch a data set into the cache and verify it."""
+    from fedlib import datasets
+
+    paths = datasets.get(name)
+    for path in paths:
+        typer.echo(f"Have {path}")
+    if not paths:
+        typer.echo(f"'{name}' is embedded; there is nothing to fetch.")
+
+
+@data_app.command("verify")
+def data_verify(
+    name: Annotated[str | None, typer.Argument(help="Default: all.")] = None, as_json: Json = False
+) -> None:
+    """Check the files in the cache against the cards. Exits 1 when one is corrupt."""
+    from fedlib import datasets
+
+    rows = datasets.verify(name)
+    _print(rows, as_json, ["name", "file", "state", "fidelity", "detail"])
+    if any(row["state"] == "corrupt" for row in rows):
+        raise typer.Exit(1)
+
+
+def main() -> None:
+    """Entry point of the command ``fedlib``."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # it was closed
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+        getattr(sys, name).reconfigure(errors="replace")  # a sign that it lacks becomes a ?
+    try:
+        app()
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        sys.stderr.write(f"fedlib: Cannot write: {error.strerror}.\n")
+        os._exit(2)  # what is still held back cannot be written either

@@ -1,0 +1,256 @@
+"""What can be run: papers, their experiments, and the settings of each profile."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NotRequired, get_args
+
+from fedlib import paths, schema
+from fedlib.errors import FedlibError, nearest, unknown
+from fedlib.lab.job import settings_of, study
+from fedlib.schema import Page, conform, keys, read_toml
+
+Profile = Literal["smoke", "quick", "paper"]
+PROFILES = get_args(Profile)
+
+_SHARED = ("profiles", "common")
+
+
+class Shared(Page):
+    """The tables of an ``experiments.toml`` that are not experiments."""
+
+    profiles: NotRequired[dict[Profile, dict[str, Any]]]
+    common: NotRequired[dict[str, Any]]
+
+
+class Experiment(Page):
+    """An experiment's own table, with its study's settings beside these."""
+
+    __pydantic_config__ = {"extra": "allow", "strict": True}
+
+    where: str
+    title: str
+    kind: NotRequired[str]
+    only: NotRequired[list[Profile]]
+    runs: NotRequired[list[dict[str, Any]]]
+    smoke: NotRequired[dict[str, Any]]
+    quick: NotRequired[dict[str, Any]]
+    paper: NotRequired[dict[str, Any]]
+
+
+class Parts(Page):
+    """What is read of an experiment's settings before its study says what it reads."""
+
+    kind: NotRequired[str]
+    study: NotRequired[str]
+    runs: NotRequired[list[dict[str, Any]]]
+    tunes: NotRequired[str]
+    grid: NotRequired[list[Any]]
+
+
+def papers() -> list[str]:
+    """Return the papers that have experiments: fedlib's in the order of the book, then others."""
+    return list(paths.papers())
+
+
+def _table(paper: str) -> dict[str, Any]:
+    return _read(paths.paper_folder(paper) / "experiments.toml")
+
+
+@functools.cache
+def _read(path: Path) -> dict[str, Any]:
+    if schema.pydantic is None:
+        warnings.warn("Pydantic is not installed: pages are read unchecked.", stacklevel=2)
+    held = read_toml(path, dict[str, dict[str, Any]])
+    conform({k: v for k, v in held.items() if k in _SHARED}, Shared, str(path))
+    conform({k: v for k, v in held.items() if k not in _SHARED}, dict[str, Experiment], str(path))
+    return {"profiles": {}, "common": {}} | held
+
+
+def names(paper: str) -> list[str]:
+    """Return the experiments of a paper, in the order of the file."""
+    return [name for name in _table(paper) if name not in _SHARED]
+
+
+def profiles(paper: str, experiment: str) -> Sequence[str]:
+    """Return the profiles at which an experiment can be run."""
+    if experiment not in names(paper):
+        raise unknown("experiment", experiment, names(paper))
+    return _table(paper)[experiment].get("only", PROFILES)
+
+
+def modules(paper: str) -> list[str]:
+    """Return the modules in which the paper's studies are written."""
+    table = _table(paper)
+    tables = [table.get("common", {}), *(table[name] for name in names(paper))]
+    kinds = [entry["kind"] for entry in tables if "kind" in entry]
+    return sorted({kind.split(":")[0] for kind in kinds})
+
+
+def command(paper: str, experiment: str, out: str | None = None, profile: str | None = None) -> str:
+    """Return the command that makes a record.
+
+    Parameters
+    ----------
+    out
+        Folder for the record; default is that of the paper itself.
+    profile
+        Default, also where the experiment does not run at it: ``quick`` if it can, else ``paper``.
+    """
+    can = profiles(paper, experiment)
+    if profile not in can:
+        profile = "quick" if "quick" in can else can[-1]
+    if out is None:
+        home = paths.paper_folder(paper).parent
+        out = "data/papers" if home == paths.data_folder() / "papers" else str(home)
+    return f"fedlib run {paper} {experiment} --profile {profile} --out {out}"
+
+
+def describe(paper: str) -> list[dict[str, str]]:
+    """Return one row an experiment: paper, experiment, where in the paper, title, profiles."""
+    rows = []
+    for name in names(paper):
+        entry = _table(paper)[name]
+        row = dict(paper=paper, experiment=name, where=entry["where"], title=entry["title"])
+        rows.append(row | dict(profiles=", ".join(profiles(paper, name))))
+    return rows
+
+
+def settings(paper: str, experiment: str, profile: str) -> dict[str, Any]:
+    """Return the resolved settings of an experiment at a profile.
+
+    What all experiments or a profile share is left out where the experiment's study does not read
+    it, so that a record says what it was made with, and no more.
+
+    Raises
+    ------
+    FedlibError
+        For an unknown paper, experiment or profile, with the valid ones.
+    """
+    valid, table = profiles(paper, experiment), _table(paper)
+    entry = table[experiment]
+    if profile not in valid:
+        raise unknown(f"profile of {experiment}", profile, valid)
+    own = {k: v for k, v in entry.items() if k not in (*PROFILES, "only")}
+    layers = (
+        table["common"], own, table["profiles"].get(profile, {}), entry.get(profile, {}),
+    )  # fmt: skip
+    s = {k: v for layer in layers for k, v in layer.items()}
+    read = {*own, *entry.get(profile, {}), *_known(s)}
+    return {k: v for k, v in s.items() if k in read}
+
+
+def _known(s: dict[str, Any]) -> set[str]:
+    """Return the settings that an experiment's study reads; all, where it does not say."""
+    try:
+        shapes = _shapes(s)
+    except FedlibError:  # a study that is not there is an error when it is to be run
+        return {*s}
+    return {*s} if None in shapes else _keys(shapes)
+
+
+def change(s: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings with other values for some of them.
+
+    Parameters
+    ----------
+    s
+        Resolved settings, see :func:`settings`.
+    changes
+        Values by the name of a setting, which changes it in every run that has it; or by
+        ``RUN.SETTING``, in that run alone.
+
+    Raises
+    ------
+    FedlibError
+        For a run that is not there, with the valid names.
+    """
+    s = {**s, "runs": [dict(run) for run in s["runs"]]} if "runs" in s else dict(s)
+    for key, value in changes.items():
+        if not isinstance(key, str):
+            raise FedlibError(f"A setting goes by its name, in words; got {key!r}.")
+        run, _, name = key.rpartition(".")
+        runs = [held for held in s.get("runs", []) if held["run"] == run or not run]
+        if run and not runs:
+            raise unknown("run", run, [held["run"] for held in s.get("runs", [])])
+        inside = [held for held in runs if run or name in held]
+        for held in inside:
+            held[name] = value
+        if not run and (name in s or not inside):
+            s[name] = value
+    return s
+
+
+def check(
+    paper: str, experiment: str, profile: str, changes: Mapping[str, Any] | None = None
+) -> None:
+    """Check an experiment's settings against those that its study reads, and their types.
+
+    A study whose job names no type of settings is not checked.
+
+    Raises
+    ------
+    FedlibError
+        With the table, the key, what was there and what was expected.
+    """
+    s, table = change(settings(paper, experiment, profile), changes or {}), _table(paper)
+    parts = {k: v for k, v in s.items() if k in keys(Parts)}
+    conform(parts, Parts, f"{paths.paper_folder(paper) / 'experiments.toml'}, [{experiment}]")
+    told, entry = f"{paths.paper_folder(paper) / 'experiments.toml'}", table[experiment]
+    shapes = _shapes(s)
+    if s.get("grid") == []:
+        raise FedlibError(f"{told}, [{experiment}]: the grid is empty. Give it values to try.")
+    if None in shapes:
+        return
+    known = _keys(shapes)
+    _only(known, {k: v for k, v in entry.items() if k not in (*PROFILES, "only")}, told, experiment)
+    _only(known, entry.get(profile, {}), told, f"{experiment}.{profile}")
+    every = [_shapes(settings(paper, name, profiles(paper, name)[-1])) for name in names(paper)]
+    if not any(None in shapes for shapes in every):
+        union = {key for shapes in every for key in _keys(shapes)}
+        _only(union, table["common"], told, "common")
+        _only(union, table["profiles"].get(profile, {}), told, f"profiles.{profile}")
+    _only(known, {key.rpartition(".")[2]: key for key in changes or {}}, told, "changes")
+    found: set[str] = set()
+    for run in s.get("runs") or [{}]:
+        name = f", run '{run.get('run', '')}'" * bool(run)
+        _only(known, run, told, experiment + name)
+        if run and (not isinstance(run.get("run"), str) or run["run"] in {"", *found}):
+            raise FedlibError(f"{told}, [{experiment}]: every run needs a name of its own{name}.")
+        found.add(run.get("run", ""))
+        given = {**s, **run} | ({s["tunes"]: s["grid"][0]} if s.get("tunes") else {})
+        given = {k: 1.0 if v == "tuned" else v for k, v in given.items()}
+        for shape in shapes:
+            mine = {key: given[key] for key in keys(shape) if key in given}
+            conform(mine, shape, f"{told}, [{experiment}] at {profile}{name},")
+
+
+def _shapes(s: dict[str, Any]) -> list[Any]:
+    """Return the settings of an experiment's study, and of the study that it tunes."""
+    if "kind" not in s:
+        raise FedlibError(f"The experiment '{s['title']}' has no kind, 'package.module:function'.")
+    kinds = [s[key] for key in ("kind", "study") if key in s]
+    for kind in kinds:
+        if not _takes_a_job(study(kind)):
+            raise FedlibError(f"'{kind}' is no study. A study is a function of a job, study(job).")
+    return [settings_of(kind) for kind in kinds]
+
+
+def _takes_a_job(function: Any) -> bool:
+    try:
+        return "job" in inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return False
+
+
+def _keys(shapes: list[Any]) -> set[str]:
+    return {key for shape in shapes for key in keys(shape)}
+
+
+def _only(known: set[str], given: dict[str, Any], told: str, table: str) -> None:
+    for key in sorted({*given} - known):
+        raise FedlibError(f"{told}, [{table}]: unknown key '{key}'.{nearest(key, sorted(known))}")

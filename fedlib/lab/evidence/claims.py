@@ -1,0 +1,500 @@
+"""Claims of the papers, judged from stored records.
+
+A claim is a statement with checks. A check measures one quantity in a record, with an interval
+over seeds, and compares it with what is asked; its outcome says what was seen. Three fields follow,
+which are never mixed: what the essential checks found, at what scale, and on which data. Nobody
+types them. Beside them stands how old the rule is, and whether the code of the measures has
+changed.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, NotRequired, get_type_hints
+
+from typing_extensions import TypedDict
+
+from fedlib import datasets, paths
+from fedlib.errors import FedlibError, unknown
+from fedlib.lab.evidence import ages, outcomes, records, scale
+from fedlib.lab.evidence.ages import experiments
+from fedlib.lab.evidence.measures import MEASURES, RATIOS, Measured, MissingRows
+from fedlib.lab.evidence.outcomes import FINDINGS, NO_DATA, NO_RECORD, OPEN, PROVED, READING, SHOWN
+from fedlib.lab.evidence.records import Record
+from fedlib.schema import CLOSED, Page, conform, read_toml
+
+KINDS = ("measured", "proved", "arithmetic")
+FEWEST = 5  # seeds; from fewer there is no word on a sign or on sameness
+LEVEL = 0.95  # of an interval, together over the essential checks of a claim, or its controls
+
+DIFFERENCES = ("advantage", "during", "saved")
+"""Measures whose values are differences: a bound on one side of them is a threshold."""
+
+
+_With = TypedDict("_With", {"with": dict[str, Any]})
+
+
+class Asked(Page, _With):
+    """A check as it stands in a ``claims.toml``; ``with`` holds the measure's arguments."""
+
+    what: str
+    asks: Literal["better", "same", "within"]
+    experiment: str
+    measure: str
+    bounds: NotRequired[list[int | float]]
+    essential: NotRequired[bool]
+    reading: NotRequired[str]  # of the claim's sentence; without one, a check of every reading
+
+
+class Claim(Page):
+    """A claim as it stands in a ``claims.toml``."""
+
+    id: str
+    where: str
+    kind: Literal["measured", "proved", "arithmetic"]
+    statement: str
+    data: NotRequired[list[str]]  # the paper's own sets; "generated"; see scale.data
+    paper_reports: NotRequired[str]
+    smallest: NotRequired[dict[str, int | float]]  # differences that matter, by metric; time
+    because: NotRequired[str]
+    changed: NotRequired[str]
+    expected: NotRequired[str]
+    note: NotRequired[str]
+    check: NotRequired[list[Asked]]
+
+
+class Claims(Page):
+    """A ``claims.toml``."""
+
+    claim: list[Claim]
+
+
+def papers() -> list[str]:
+    """Return the papers that have claims, in the order of the book."""
+    return [name for name, home in paths.papers().items() if (home / "claims.toml").is_file()]
+
+
+def table(paper: str) -> list[Claim]:
+    """Return a paper's claims as they stand in its ``claims.toml``."""
+    if paper not in papers():
+        raise unknown("paper", paper, papers())
+    return _read(paths.paper_folder(paper) / "claims.toml")
+
+
+@functools.cache
+def _read(path: Path) -> list[Claim]:
+    found = read_toml(path, Claims)["claim"]
+    for number, claim in enumerate(found):
+        told = f"{path}, claim {claim['id']}"
+        if claim["id"] in {other["id"] for other in found[:number]}:
+            raise FedlibError(f"{told}: another claim has this id.")
+        if claim.get("expected", OPEN) not in FINDINGS:
+            raise unknown(f"finding in {told}:", claim["expected"], FINDINGS)
+        for name in _theirs(claim, told):
+            if name != scale.RECIPE and name not in datasets.all_cards():
+                raise unknown(f"data set in {told}:", name, [scale.RECIPE, *datasets.all_cards()])
+        for check in claim.get("check", []):
+            _sound(claim, check, told)
+    return found
+
+
+def _theirs(claim: Claim, told: str) -> list[str]:
+    """Return the sets of the paper's own experiment, which a measured claim has to name."""
+    if "data" not in claim and claim["kind"] == "measured":
+        raise FedlibError(
+            f"{told}: the paper's own data set is not named. Add data = ['NAME'], with a card's "
+            f"name, or '{scale.RECIPE}' where the paper says how its data are drawn; data = [] "
+            "where it takes none."
+        )
+    return claim.get("data", [])
+
+
+def _sound(claim: Claim, check: Asked, told: str) -> None:
+    """Refuse a check that measures nothing, or asks a question that cannot be answered."""
+    if check["measure"] not in MEASURES:
+        raise unknown(f"measure in {told}:", check["measure"], MEASURES)
+    conform(check["with"], _arguments(check["measure"]), f"{told}, 'with' of '{check['what']}',")
+    bounds = check.get("bounds")
+    if (check["asks"] == "within") != (bounds is not None):
+        raise FedlibError(f"{told}: bounds belong to a check that asks 'within', and to no other.")
+    if bounds and not (len(bounds) == 2 and bounds[0] <= bounds[1]):
+        raise FedlibError(f"{told}: bounds are a lower and an upper one; got {bounds}.")
+    if not _smallest(claim, check) >= 0:
+        raise FedlibError(f"{told}: the smallest difference that matters is above 0, a factor 1.")
+
+
+@functools.cache
+def _arguments(measure: str) -> Any:
+    """Return the shape of a measure's arguments beside the record."""
+    function = MEASURES[measure]
+    hints, open_ended = get_type_hints(function), False
+    shape: dict[str, Any] = {}
+    for name, parameter in list(inspect.signature(function).parameters.items())[1:]:
+        if parameter.kind is parameter.VAR_KEYWORD:
+            open_ended = True
+        else:
+            given, hint = parameter.default is parameter.empty, hints[name]
+            hint = str if hint is Record else hint  # the name of its experiment
+            shape[name] = hint if given else NotRequired[hint]
+    found = TypedDict("Arguments", shape)
+    found.__pydantic_config__ = CLOSED | ({"extra": "allow"} if open_ended else {})
+    return found
+
+
+# ------------------------------------------------------------------ from a record to an outcome
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check's outcome.
+
+    Attributes
+    ----------
+    quantity
+        What was measured.
+    asked
+        What was asked of it.
+    measured
+        Its value with the interval, or ``"no record"``.
+    outcome
+        One of :data:`fedlib.lab.evidence.outcomes.OUTCOMES`.
+    essential
+        Whether the finding depends on it.
+    reading
+        The reading of the claim's sentence that it belongs to; empty: to every one.
+    estimate, low, high
+        The mean over seeds and its interval, natural logarithms for a ratio; None where there is
+        no such end.
+    s
+        The smallest difference that matters, or the threshold, in the same unit; None for a band.
+    size
+        The estimate as one would say it, without its sign: ``"2.4 points of 81"``.
+    record, profile
+        The record it was read from; two, with a comma, where two are compared.
+    why
+        What numbers alone do not say: why nothing was decided, which way it differs, or that the
+        estimate is near s.
+    """
+
+    quantity: str
+    asked: str
+    measured: str
+    outcome: str
+    essential: bool = True
+    reading: str = ""
+    estimate: float | None = None
+    low: float | None = None
+    high: float | None = None
+    s: float | None = None
+    size: str = ""
+    record: str = ""
+    profile: str = ""
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a check asks of an interval.
+
+    Attributes
+    ----------
+    kind
+        ``"better"``, ``"no worse"``, ``"same"`` or ``"within"``.
+    s
+        The smallest difference that matters, or the threshold; None for a band.
+    sign
+        -1 when it is asked of the difference the other way round.
+    bounds
+        Of a band.
+    """
+
+    kind: str
+    s: float | None = None
+    sign: int = 1
+    bounds: tuple[float, float] = (-math.inf, math.inf)
+
+    def outcome(self, low: float, high: float, d: float) -> str:
+        """Return the outcome for an interval and its estimate."""
+        if self.kind == "within":
+            return outcomes.within(low, high, *self.bounds)
+        if self.sign < 0:
+            low, high, d = -high, -low, -d
+        rule = {"better": outcomes.better, "same": outcomes.same, "no worse": outcomes.no_worse}
+        return rule[self.kind](low, high, d, self.s)
+
+
+def question(claim: Claim, check: Asked) -> Question:
+    """Return what a check asks.
+
+    A bound on one side of a difference is a threshold: "at least b" asks for better by b, "at
+    most b below" for no worse than b.
+    """
+    if check["asks"] != "within":
+        return Question(check["asks"], _smallest(claim, check))
+    least, most = check["bounds"]
+    if check["measure"] not in DIFFERENCES or math.isinf(least) == math.isinf(most):
+        return Question("within", bounds=(least, most))
+    b, sign = (most, -1) if math.isinf(least) else (least, 1)
+    return Question("better" if sign * b > 0 else "no worse", abs(b), sign)
+
+
+def _words(check: dict[str, Any], s: float) -> str:
+    if check["measure"] in RATIOS:
+        return f"above 1, by a factor {math.exp(s):g}"
+    if check["asks"] == "better":
+        return f"above 0, by {s:g}"
+    if check["asks"] == "same":
+        return f"within ±{s:g}"
+    least, most = check["bounds"]
+    if least == most:
+        return f"exactly {least:g}"
+    if math.isinf(most):
+        return f"at least {least:g}"
+    return f"at most {most:g}" if math.isinf(least) else f"between {least:g} and {most:g}"
+
+
+def _named(value: Any, settings: dict[str, Any]) -> Any:
+    """Put roles in their places: ``{clients_grid.smallest}`` is the least of that setting."""
+    if not isinstance(value, str):
+        return value
+
+    def role(match: re.Match) -> str:
+        key, which = match.group(1), match.group(2)
+        if key not in settings:
+            raise unknown("setting in the name of a run", key, settings)
+        held = settings[key]
+        return str({"smallest": min, "largest": max}[which](held) if which else held)
+
+    return re.sub(r"\{(\w+)(?:\.(smallest|largest))?\}", role, value)
+
+
+def _smallest(claim: dict[str, Any], check: dict[str, Any]) -> float:
+    if check["asks"] == "within":
+        return 0.0
+    key = RATIOS.get(check["measure"]) or check["with"]["metric"]
+    if key not in claim.get("smallest", {}):
+        raise FedlibError(
+            f"Claim {claim.get('id')} asks whether one run is better or the same by '{key}', and "
+            f"names no smallest difference that matters: smallest = {{ {key} = ... }}."
+        )
+    s = claim["smallest"][key]
+    return math.log(s) if check["measure"] in RATIOS else s
+
+
+def _check(paper: str, claim: dict[str, Any], check: dict[str, Any], out: Any) -> Check:
+    """Carry out one check on the largest stored records of its experiments."""
+    essential, asked = check.get("essential", True), question(claim, check)
+    told = dict(
+        quantity=check["what"], asked=_words(check, _smallest(claim, check)), essential=essential,
+        reading=check.get("reading", ""), s=asked.s,
+    )  # fmt: skip
+    none = Check(**told, measured=NO_RECORD, outcome=NO_RECORD, record=check["experiment"])
+    try:
+        read = [records.load(paper, name, "largest", out) for name in experiments(check)]
+        record, *than = read
+        settings = record.manifest.get("settings", {})
+        arguments = {key: _named(value, settings) for key, value in check["with"].items()}
+        arguments |= {"than": than[0]} if than else {}
+        got = MEASURES[check["measure"]](record, **arguments)
+    except records.MissingRecord:
+        return none
+    except MissingRows as error:
+        return replace(none, why=str(error))
+    family = sum(other.get("essential", True) == essential for other in claim["check"])
+    level = 1 - (1 - LEVEL) / family
+    low, high = got.interval(level)
+    outcome, profile = asked.outcome(low, high, got.estimate), record.manifest["profile"]
+    wanted = max(FEWEST, settings.get("seeds", 0)) if claim["kind"] != "arithmetic" else 0
+    if got.seeds < wanted:
+        outcome, why = OPEN, f"{got.seeds} seeds are fewer than {wanted}"
+    else:
+        why = _why(got, level, asked, outcome)
+    estimate, low, high = (v if math.isfinite(v) else None for v in (got.estimate, low, high))
+    return Check(
+        **told, measured=got.words(level), outcome=outcome, profile=profile, why=why,
+        record=", ".join(f"{name}.{held.manifest['profile']}"
+                         for name, held in zip(experiments(check), read, strict=True)),
+        size=got.size(),
+        estimate=estimate, low=low, high=high,
+    )  # fmt: skip
+
+
+def _why(got: Measured, level: float, asked: Question, outcome: str) -> str:
+    low, high = got.interval(level)
+    if outcome == OPEN:
+        return outcomes.more_seeds(got, level, asked.outcome)
+    if outcome == outcomes.DIFFERS:
+        return "better" if got.estimate > 0 else "worse"
+    if outcome == outcomes.OUTSIDE:
+        return "above" if low > asked.bounds[1] else "below"
+    if outcome in (outcomes.HOLDS, outcomes.SMALLER) and asked.kind == "better":
+        ends = sorted((asked.sign * low, asked.sign * high))
+        return "about s" * outcomes.is_near(*ends, asked.sign * got.estimate, asked.s)
+    return ""
+
+
+# ------------------------------------------------------------------ from outcomes to three fields
+
+
+def find(claim: dict[str, Any], checks: list[Check]) -> tuple[str, dict[str, str]]:
+    """Return a claim's finding, and that of each reading of its sentence.
+
+    Where readings disagree, the finding is that it depends on the reading. Where nothing could
+    have come out otherwise there are controls only, which are shown and not counted.
+    """
+    essential = [check for check in checks if check.essential]
+    if not essential and claim["kind"] != PROVED:
+        if not checks:
+            return NO_DATA, {}
+        missing = all(check.outcome == NO_RECORD for check in checks)
+        return (NO_RECORD if missing else SHOWN), {}
+    names = dict.fromkeys(check.reading for check in essential if check.reading)
+    each = {
+        name: outcomes.finding(
+            claim["kind"], [check.outcome for check in essential if check.reading in ("", name)]
+        )
+        for name in names or [""]
+    }
+    several = set(each.values())
+    return (several.pop() if len(several) == 1 else READING), (each if names else {})
+
+
+def checks(paper: str, claim: str, out: str | Path | None = None) -> list[Check]:
+    """Carry out the checks of one claim.
+
+    Raises
+    ------
+    FedlibError
+        For an unknown paper or claim, with the valid ones.
+    """
+    known = {entry["id"]: entry for entry in table(paper)}
+    if claim not in known:
+        raise unknown("claim", claim, known)
+    entry = known[claim]
+    return [_check(paper, entry, check, out) for check in entry.get("check", [])]
+
+
+def judge(
+    paper: str, out: str | Path | None = None, ids: Sequence[str] | None = None
+) -> list[dict[str, Any]]:
+    """Judge claims of a paper.
+
+    Parameters
+    ----------
+    paper
+        See :func:`papers`.
+    out
+        Folder of records; default is the one that ships with fedlib.
+    ids
+        The claims; default is all of them.
+
+    Returns
+    -------
+    list of dict
+        One a claim: id, where, statement, kind, paper_reports, smallest, because, note, changed;
+        ``finding``, and ``readings``, the finding of each reading; ``scale``, what differs from
+        the paper's own settings, and ``data``, what the data are to the paper's, both over the
+        records of the essential checks, with ``sets``, the same for each set; ``checks``, a
+        dictionary for each :class:`Check`; ``told``, the counts of outcomes in words; ``record``
+        and ``profile``; ``origins``, a line for each record; ``ages``, how old the rule is, see
+        :func:`fedlib.lab.evidence.ages.of`.
+    """
+    if out is not None and not Path(out).is_dir():
+        raise FedlibError(f"There is no folder {out} to read records from.")
+    names = [claim["id"] for claim in table(paper)] if ids is None else ids
+    folder, pages = records.folder(paper, out), paths.paper_folder(paper).glob("*.toml")
+    stamp = tuple((page.name, page.stat().st_mtime_ns) for page in (*pages, *folder.glob("*")))
+    return [copy.deepcopy(_judged(paper, name, out, stamp)) for name in names]
+
+
+@functools.lru_cache(maxsize=256)
+def _judged(paper: str, name: str, out: str | Path | None, stamp: tuple) -> dict[str, Any]:
+    """Judge a claim, once for each time that a file changes."""
+    found = checks(paper, name, out)
+    claim = {claim["id"]: claim for claim in table(paper)}[name]
+    held = read_from(paper, _records(found, made=True), out)
+    counted = [check for check in found if check.essential] or found
+    words = {k: claim.get(k, "") for k in ("paper_reports", "because", "note", "changed")}
+    finding, readings = find(claim, found)
+    return {
+        **{k: claim[k] for k in ("id", "where", "statement", "kind")},
+        **words,
+        "finding": finding,
+        "readings": readings,
+        **fields(claim, read_from(paper, _records(counted, made=True), out)),
+        "told": told(found),
+        "checks": [vars(check) for check in found],
+        "record": _records(found),
+        "profile": ", ".join(dict.fromkeys(c.profile for c in found if c.profile)),
+        "smallest": claim.get("smallest", {}),
+        "origins": [record.provenance() for record in held],
+        "ages": ages.of(paper, claim, held),
+    }
+
+
+def fields(claim: Claim, held: list[Record]) -> dict[str, Any]:
+    """Return scale and data of a claim: empty where nothing was measured."""
+    if claim["kind"] == PROVED or not held:
+        return {"scale": [], "data": "", "sets": {}}
+    each = {r.manifest["experiment"]: scale.differences(r) for r in held}
+    lines: dict[str, list[str]] = {}
+    for experiment, differ in each.items():
+        for line in differ:
+            lines.setdefault(line, []).append(experiment)
+    told = [
+        line if len(where) == len(each) else f"{line} ({', '.join(where)})"
+        for line, where in lines.items()
+    ]
+    sets: dict[str, str] = {}
+    for record in held:
+        name = record.manifest["settings"].get("dataset", "no data set")
+        word = scale.data(record, claim.get("data", []))
+        sets[name] = max(word, sets.get(name, word), key=scale.DATA.index)
+    return {"scale": told, "data": max(sets.values(), key=scale.DATA.index), "sets": sets}
+
+
+def is_reproduced(row: dict[str, Any]) -> bool:
+    """Say whether a judged claim is confirmed at the paper's own scale and on the paper's set."""
+    return row["finding"] == outcomes.CONFIRMED and is_own_scale(row) and is_own_data(row)
+
+
+def is_own_scale(row: dict[str, Any]) -> bool:
+    """Say whether a judged claim was measured, and at the paper's own scale."""
+    return bool(row["data"]) and not row["scale"]
+
+
+def is_own_data(row: dict[str, Any]) -> bool:
+    """Say whether a judged claim was measured, and on the paper's data."""
+    return row["data"] in scale.THEIRS
+
+
+def told(checks: list[Check]) -> str:
+    """Return the outcomes in words: ``"2 of 5 hold, 3 open"``, essential checks first."""
+    parts = []
+    for essential, name in ((True, ""), (False, "controls: ")):
+        words = outcomes.tally(c.outcome for c in checks if c.essential == essential)
+        parts += [name + words] * bool(words)
+    return "; ".join(parts)
+
+
+def read_from(paper: str, names: str, out: str | Path | None = None) -> list[Record]:
+    """Return the records that a check names, ``"fig3.quick"`` or two with a comma."""
+    return [records.load(paper, *name.rsplit(".", 1), out) for name in names.split(", ") if name]
+
+
+def _records(found: Iterable[Check], made: bool = False) -> str:
+    """Return the names of records that checks read, each once; if ``made``, of those there are."""
+    names = (check.record.split(", ") for check in found if check.profile or not made)
+    return ", ".join(dict.fromkeys(name for several in names for name in several))
+
+
+def count(rows: list[dict[str, Any]]) -> dict[str, int]:
+    """Count findings, every one present, in the order of the list of findings."""
+    return {v: sum(row["finding"] == v for row in rows) for v in FINDINGS}

@@ -1,0 +1,389 @@
+"""From a TOML experiment at a profile to a record with provenance."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from numbers import Integral
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+
+import fedlib
+from fedlib import datasets, files
+from fedlib.engine import convolution
+from fedlib.engine.checks import checked_seeds
+from fedlib.engine.cores import steady
+from fedlib.errors import FedlibError, unknown
+from fedlib.lab.evidence import ages, catalogue, duration, freshness, records, tuning
+from fedlib.lab.evidence.catalogue import profiles, settings
+from fedlib.lab.evidence.records import Record
+from fedlib.lab.job import Job, run_seeds, study
+
+MOST_SEEDS = 10_000  # side by side
+
+
+def choose_device(device: str = "auto") -> str:
+    """Return ``"cuda"`` or ``"cpu"``.
+
+    Raises
+    ------
+    FedlibError
+        When CUDA is asked for and PyTorch sees none.
+    """
+    if device not in ("auto", "cpu", "cuda"):
+        raise unknown("device", device, ["auto", "cpu", "cuda"])
+    if device == "cuda" and not torch.cuda.is_available():
+        raise FedlibError(
+            "Device 'cuda' was asked for, but PyTorch sees no CUDA device here. "
+            "Use --device cpu, or install a CUDA build of PyTorch."
+        )
+    return device if device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def run(
+    paper: str,
+    experiment: str,
+    profile: str = "quick",
+    seeds: int | Sequence[int] | None = None,
+    device: str = "auto",
+    out: str | Path = "runs",
+    progress: bool = True,
+    tf32: bool = False,
+    until: float | None = None,
+    replace: bool = False,
+    changes: Mapping[str, Any] | None = None,
+    announce: Callable[[duration.Plan], None] | None = None,
+) -> Record:
+    """Run an experiment and store its record.
+
+    Parameters
+    ----------
+    paper, experiment, profile
+        See :func:`names` and :func:`settings`.
+    seeds
+        A number of seeds, or the seeds themselves; default is the profile's number.
+    device
+        ``"auto"``, ``"cpu"`` or ``"cuda"``.
+    out
+        Folder for the record. An interrupted run leaves its checkpoints there and goes on
+        from them when started again; the result is the same as without the interruption, on a GPU
+        up to rounding.
+    progress
+        Show progress bars.
+    tf32
+        Let a GPU multiply in TF32, with eleven bits of mantissa instead of twenty-four. The
+        manifest says so.
+    until
+        When to stop, by ``time.monotonic()``.
+    replace
+        Let the new record take the place of one with other seeds or settings.
+    changes
+        Other values for some settings, see :func:`fedlib.lab.evidence.catalogue.change`.
+    announce
+        Is told what is about to be run, when nothing is in its way, for
+        :func:`fedlib.lab.evidence.duration.expect`; an error of its own keeps it from being run.
+
+    Returns
+    -------
+    Record
+        As :func:`fedlib.lab.evidence.records.load` would return it.
+
+    Raises
+    ------
+    FedlibError
+        For what cannot be run, a folder in which the same run is under way, or a record with other
+        seeds or settings in the way.
+    OutOfTime
+        When the time is over first. The same call goes on from there.
+    """
+    if not isinstance(out, str | Path):
+        raise FedlibError(f"out is a folder for the record, such as 'runs'; got {out!r}.")
+    if not isinstance(changes, Mapping | None):
+        raise FedlibError(f"changes are values by the name of a setting; got {changes!r}.")
+    s = catalogue.change(settings(paper, experiment, profile), changes or {})
+    catalogue.check(paper, experiment, profile, changes)
+    chosen = choose_seeds(s, seeds)
+    place = choose_device(device)
+    home = records.folder(paper, out)
+    tuned = _tuning(paper, s, profile, out)
+    present = freshness.now(s)
+    if not replace:
+        _check_place(home / f"{experiment}.{profile}.json", s, chosen)
+    set_precision(tf32)
+    how = (s, chosen, place, tuned, *[tf32] * (place == "cuda"))
+    mark = freshness.digest([repr(how), present["code"], present["cards"]])
+    folder = home / f".{experiment}.{profile}.{mark}"
+    rules, looked = ages.rules(paper, experiment), ages.looked(paper, experiment, profile, out)
+    commit, (before, worked) = _commit(), _seconds(folder)
+    used = tuning.apply(s, tuned["chosen"]) if tuned else s
+    job = Job(used, chosen, place, folder, progress, until=until)
+    lock = home / f".{experiment}.{profile}.lock"
+    with files.folder_for(home), files.only_one(lock, f"{paper} {experiment}, profile {profile},"):
+        if announce is not None:
+            announce(duration.Plan(paper, experiment, profile, s, job, out, before))
+        began, busy = time.perf_counter(), time.process_time()
+        try:
+            with steady():
+                outcome = study(s["kind"])(job)
+        finally:
+            seconds = before + time.perf_counter() - began
+            worked += time.process_time() - busy
+            if folder.is_dir():
+                files.publish(folder / "seconds", f"{seconds:.3f} {worked:.3f}".encode())
+        manifest = {
+            "paper": paper,
+            "experiment": experiment,
+            "profile": profile,
+            "settings": s,
+            "seeds": list(chosen),
+            "wall_seconds": round(seconds, 1),
+            "cpu_seconds": round(worked, 1),
+            "data": outcome.hashes,
+            "fidelity": _fidelity(s["dataset"]) if outcome.hashes else "none",
+            "diverged": outcome.diverged,
+            "rules": rules,
+            **looked,
+            "small": _small(paper, experiment),
+            **({"tuning": tuned} if tuned else {}),
+            **present,
+            **provenance(place),
+            "commit": commit,
+        }
+        records.save(out, outcome.frame, manifest)
+        shutil.rmtree(folder, ignore_errors=True)
+        return records.load(paper, experiment, profile, out)
+
+
+def _check_place(page: Path, s: dict[str, Any], seeds: tuple[int, ...]) -> None:
+    """Refuse to overwrite a record that is not the one about to be made."""
+    try:
+        held = json.loads(page.read_text("utf-8"))
+        then, now = held["settings"], json.loads(json.dumps(s))
+        told = [key for key in {**then, **now} if then.get(key) != now.get(key)]
+        told = [f"other settings ({', '.join(sorted(told))})"] if told else []
+        if held["seeds"] != list(seeds):
+            told.append(f"seeds {', '.join(map(str, held['seeds']))}")
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return  # there is none, or none that could be read
+    if told:
+        raise FedlibError(
+            f"{page} is there already, with {' and '.join(told)}. Choose another folder with "
+            "--out, or overwrite it with --replace."
+        )
+
+
+def _seconds(folder: Path) -> tuple[float, float]:
+    """Return how long earlier starts of an unfinished run worked, by the clock and in all cores."""
+    kept = folder / "seconds"
+    wall, cores = kept.read_text().split() if os.path.exists(kept) else (0, 0)
+    return float(wall), float(cores)
+
+
+def choose_seeds(s: dict[str, Any], seeds: int | Sequence[int] | None) -> tuple[int, ...]:
+    """Return the seeds to run, which are those of tuning for a tuning experiment and no other.
+
+    Raises
+    ------
+    FedlibError
+        For none, for one given twice or below zero, and for one that is kept for the other use.
+    """
+    tunes, asked = "tunes" in s, s["seeds"] if seeds is None else seeds
+    if isinstance(asked, bool):
+        raise FedlibError(f"A number of seeds is 1 to {MOST_SEEDS}; got {asked}.")
+    if isinstance(asked, Integral) and not 1 <= asked <= MOST_SEEDS:
+        raise FedlibError(f"A number of seeds is 1 to {MOST_SEEDS}; got {asked}.")
+    if isinstance(asked, Integral):
+        asked = tuning.SEEDS[:asked] if tunes else run_seeds(int(asked))
+    chosen = tuple(map(int, checked_seeds(asked)))
+    if len(set(chosen)) < len(chosen):
+        raise FedlibError(f"Seeds must be different; got {list(chosen)}.")
+    kept = ", ".join(map(str, tuning.SEEDS))
+    if set(chosen) & set(tuning.SEEDS) and not tunes:
+        raise FedlibError(f"Seeds {kept} are kept for tuning. Choose others.")
+    if tunes and set(chosen) - set(tuning.SEEDS):
+        raise FedlibError(f"Tuning has seeds of its own, {kept}; got {list(chosen)}.")
+    return chosen
+
+
+def _small(paper: str, experiment: str) -> str | None:
+    """Return a hash of the code of the experiment's smoke run, None where there is none."""
+    if "smoke" not in profiles(paper, experiment):
+        return None
+    return freshness.digest(freshness.now(settings(paper, experiment, "smoke"))["code"])
+
+
+def _tuning(paper: str, s: dict[str, Any], profile: str, out: str | Path) -> dict[str, Any]:
+    """Return the tuned values that the settings ask for, and the record they come from."""
+    if "tuned" not in s:
+        return {}
+    try:
+        held = records.load(paper, s["tuned"], profile, out)
+    except records.MissingRecord:
+        held = records.load(paper, s["tuned"], profile)
+    values = tuning.chosen(held.frame, s)
+    return {"record": f"{s['tuned']}.{profile}", "rows": held.manifest["rows"], "chosen": values}
+
+
+def obtain(
+    paper: str,
+    experiment: str,
+    profile: str = "replay",
+    seeds: int | Sequence[int] | None = None,
+    device: str = "auto",
+    out: str | Path | None = None,
+) -> Record:
+    """Return a record: stored for ``replay``; for any other profile run, if it is not there yet.
+
+    A record that is there is taken when the present code, settings, seeds, tuning and kind of
+    device made it. This is what the notebooks call; the command line calls :func:`run`. What is
+    run, and takes more than seconds, first prints how long it is expected to take.
+    """
+    if profile == "replay":
+        return records.load(paper, experiment, "largest", out)
+    out = out or "runs"
+    if made := _made(paper, experiment, profile, seeds, device, out):
+        return made
+    tell = None if profile == "smoke" else _tell
+    return run(paper, experiment, profile, seeds, device, out, announce=tell)
+
+
+def _tell(plan: duration.Plan) -> None:
+    """Print how long a run is expected to take, unless that is seconds."""
+    expected = duration.expect(plan)
+    if expected.seconds is None or expected.left > 10:
+        print(f"{plan.paper} {plan.experiment}, profile {plan.profile}: {expected}")
+
+
+def _made(
+    paper: str,
+    experiment: str,
+    profile: str,
+    seeds: int | Sequence[int] | None,
+    device: str,
+    out: str | Path,
+) -> Record | None:
+    """Return the record in a folder that :func:`run` would give again, None if there is none."""
+    try:
+        held = records.load(paper, experiment, profile, out)
+        chosen = choose_seeds(settings(paper, experiment, profile), seeds)
+    except FedlibError:
+        return None
+    m, on_cpu = held.manifest, choose_device(device) == "cpu"
+    alike = m["seeds"] == list(chosen) and m["device"].startswith("CPU") == on_cpu
+    return held if alike and held.state.word == "fresh" else None
+
+
+def check(paper: str, experiment: str, out: str | Path, progress: bool = True) -> str:
+    """Make an experiment's stored smoke record again and compare the two.
+
+    When the numbers are the same, the stored one notes that the present code gives them too:
+    that is what makes a larger record of changed code *checked*. A missing smoke record, or one
+    of other settings or data, is stored anew.
+
+    Parameters
+    ----------
+    out
+        Folder in which to make it again.
+
+    Returns
+    -------
+    str
+        What differs; empty when nothing does.
+    """
+    present = settings(paper, experiment, "smoke")
+    try:
+        held = records.load(paper, experiment, "smoke")
+        seeds = held.manifest["seeds"]
+    except records.MissingRecord:
+        held, seeds = None, None
+    made = run(paper, experiment, "smoke", seeds, "cpu", out, progress)
+    new = made.manifest
+    if (
+        held is None
+        or freshness.judge(held.manifest | {"code": new["code"]}, present).word != "fresh"
+    ):
+        records.save(None, made.frame, new | freshness.seen({}, new["code"]))
+        return ""
+    old = held.manifest
+    alike = (old["instructions"], old["versions"]["torch"]) == (
+        new["instructions"], new["versions"]["torch"],
+    )  # fmt: skip
+    if found := records.differences(held.frame, made.frame, alike):
+        return found
+    if alike and old["data"] != new["data"]:
+        return f"the same rows from other data: {new['data']}, not {old['data']}"
+    noted = old | freshness.seen(old, new["code"])
+    if noted != old:
+        records.save(None, held.frame, noted)
+    return ""
+
+
+def _fidelity(name: str) -> str:
+    """Return ``canonical`` when every file is the release itself, else what it is."""
+    found = {row["fidelity"] for row in datasets.verify(name)} - {"", "canonical"}
+    return ", ".join(sorted(found)) or "canonical"
+
+
+def set_precision(tf32: bool) -> None:
+    """Let products and convolutions on a GPU round their factors to TF32, or not."""
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
+
+
+def provenance(device: str) -> dict[str, Any]:
+    """Return what every stored number is kept with: device, versions, commit and date.
+
+    On a GPU also whether TF32 was allowed, and which way of convolving was chosen for which shapes.
+    """
+    versions = {
+        "fedlib": fedlib.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+    }
+    gpu = {"tf32": torch.backends.cuda.matmul.allow_tf32, "convolutions": convolution.told()}
+    return {
+        **(gpu if device == "cuda" else {}),
+        "device": _device_name(device),
+        "instructions": f"{torch.backends.cpu.get_cpu_capability()}, {_processor()}",
+        "versions": versions,
+        "commit": _commit(),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _device_name(device: str) -> str:
+    if device == "cuda":
+        return torch.cuda.get_device_name()
+    threads = torch.get_num_threads()
+    return f"CPU ({platform.machine()}, {threads} thread{'s' * (threads > 1)})"
+
+
+def _processor() -> str:
+    """Return the processor's maker, family and model: libraries choose their products by them."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().partition("\n\n")[0].splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    told = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    known = [told[key] for key in ("vendor_id", "cpu family", "model") if key in told]
+    return " ".join(known) or platform.machine()
+
+
+def _commit() -> str:
+    """Return the checkout's commit, with ``+`` when there are changes, or ``unknown``."""
+    git = ["git", "-C", str(Path(__file__).parent)]
+    try:
+        head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True)
+        dirty = subprocess.run([*git, "status", "--porcelain", "."], capture_output=True, text=True)
+    except OSError:
+        return "unknown"
+    return (head.stdout.strip() + "+" * bool(dirty.stdout.strip())) or "unknown"

@@ -1,0 +1,178 @@
+"""What a paper's records answer: questions as readers bring them, each tied to one check.
+
+A ``findings.toml`` has an answer for every outcome that the check may have. Which of them is shown
+follows from the records, like the findings of claims; nobody picks one. Every answer says at what
+scale and on which data it was measured.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NotRequired
+
+from fedlib import paths
+from fedlib.errors import FedlibError, unknown
+from fedlib.lab.evidence import claims, outcomes, scale
+from fedlib.schema import Page, read_toml
+
+ANSWERS = {
+    "better": (outcomes.HOLDS, outcomes.SMALLER, outcomes.LEVEL, outcomes.REVERSED, outcomes.OPEN),
+    "no worse": (outcomes.HOLDS, outcomes.REVERSED, outcomes.OPEN),
+    "same": (outcomes.HOLDS, outcomes.DIFFERS, outcomes.OPEN),
+    "within": (outcomes.HOLDS, outcomes.OUTSIDE, outcomes.OPEN),
+}
+"""The outcomes that a check may have, by what it asks."""
+
+
+class Answers(Page):
+    """A check, and an answer for each outcome that it may have.
+
+    In an answer ``{measured}`` is the check's value with its interval, and ``{size}`` how large it
+    is, as one would say it.
+    """
+
+    check: str  # its ``what``
+    holds: str
+    smaller: NotRequired[str]
+    level: NotRequired[str]
+    reversed: NotRequired[str]
+    differs: NotRequired[str]
+    outside: NotRequired[str]
+    open: str
+
+
+class Entry(Answers):
+    """A finding as it stands in a ``findings.toml``."""
+
+    question: str
+    claim: str
+    beside: NotRequired[Answers]  # another check of the claim, whose answer follows the first
+    front: NotRequired[bool]  # whether the front page asks it, too
+
+
+class Entries(Page):
+    """A ``findings.toml``."""
+
+    finding: list[Entry]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A question and its answer.
+
+    Attributes
+    ----------
+    question
+        As readers bring it.
+    answer
+        By the outcome of the check, and of the one beside it.
+    paper
+        What the paper reports, in our words.
+    setting
+        At what scale and on which data the answer was measured; empty for what is exact.
+    claim
+        The claim that the check belongs to.
+    outcome
+        What the first check came to, see :mod:`fedlib.lab.evidence.outcomes`.
+    front
+        Whether the front page asks it, too.
+    """
+
+    question: str
+    answer: str
+    paper: str
+    setting: str
+    claim: str
+    outcome: str
+    front: bool
+
+
+def papers() -> list[str]:
+    """Return the papers that have findings, in the order of the book."""
+    return [name for name, home in paths.papers().items() if (home / "findings.toml").is_file()]
+
+
+@functools.cache
+def _read(path: Path, paper: str) -> list[Entry]:
+    found = read_toml(path, Entries)["finding"]
+    known = {claim["id"]: claim for claim in claims.table(paper)}
+    for entry in found:
+        if entry["claim"] not in known:
+            raise unknown(f"claim in {path}:", entry["claim"], known)
+        claim = known[entry["claim"]]
+        asked = {check["what"]: check for check in claim.get("check", [])}
+        for part in _parts(entry):
+            if part["check"] not in asked:
+                raise unknown(f"check of {entry['claim']} in {path}:", part["check"], asked)
+            wanted = {*ANSWERS[claims.question(claim, asked[part["check"]]).kind]}
+            given = {*part} & {*outcomes.OUTCOMES}
+            if given != wanted:
+                raise FedlibError(
+                    f"{path}, '{entry['question']}': the check may come out as "
+                    f"{', '.join(sorted(wanted))}; there are answers for "
+                    f"{', '.join(sorted(given))}."
+                )
+    return found
+
+
+def _parts(entry: Entry) -> list[Answers]:
+    """Return the checks of a finding, with their answers."""
+    return [entry, *([entry["beside"]] if "beside" in entry else [])]
+
+
+def answers(paper: str, out: str | Path | None = None) -> list[Finding]:
+    """Return the questions of a paper with the answers that its records give.
+
+    Parameters
+    ----------
+    paper
+        See :func:`papers`.
+    out
+        Folder of records; default is the one that ships with fedlib.
+
+    Raises
+    ------
+    FedlibError
+        For a paper without findings, or one that names a claim or check that is not there.
+    """
+    page = paths.paper_folder(paper) / "findings.toml"
+    if not page.is_file():
+        raise FedlibError(f"There is no {page}.")
+    found, entries = [], _read(page, paper)
+    ids = list(dict.fromkeys(entry["claim"] for entry in entries))
+    judged = {row["id"]: row for row in claims.judge(paper, out, ids)}
+    known = {claim["id"]: claim for claim in claims.table(paper)}
+    for entry in entries:
+        row = judged[entry["claim"]]
+        held, told = {check["quantity"]: check for check in row["checks"]}, []
+        for part in _parts(entry):
+            check = held[part["check"]]
+            said = part.get(check["outcome"], "There is no record yet that could say.")
+            for word in ("measured", "size"):
+                said = said.replace(f"{{{word}}}", minus(check[word]))
+            told.append(said)
+        check = held[entry["check"]]
+        setting = _setting(paper, known[entry["claim"]], check, out)
+        found.append(
+            Finding(
+                entry["question"], " ".join(told), row["paper_reports"], setting,
+                entry["claim"], check["outcome"], entry.get("front", False),
+            )
+        )  # fmt: skip
+    return found
+
+
+def minus(text: str) -> str:
+    """Write a minus sign where a number has a hyphen."""
+    return re.sub(r"(?<![\w.])-(?=[\d.])", "\N{MINUS SIGN}", text)
+
+
+def _setting(paper: str, claim: claims.Claim, check: dict[str, Any], out: str | Path | None) -> str:
+    """Say at what scale and on which data a check was carried out; nothing for what is exact."""
+    if claim["kind"] != "measured" or not check["profile"]:
+        return ""
+    fields = claims.fields(claim, claims.read_from(paper, check["record"], out))
+    return scale.told(fields["scale"], fields["data"])

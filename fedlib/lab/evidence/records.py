@@ -1,0 +1,398 @@
+"""Records: tidy rows with a manifest that says how they came about."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gzip
+import hashlib
+import io
+import json
+import os
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, NotRequired
+
+import numpy as np
+import pandas as pd
+
+from fedlib import paths
+from fedlib.errors import FedlibError
+from fedlib.files import make_folder, open_regular, publish
+from fedlib.lab.evidence import catalogue
+from fedlib.lab.evidence.catalogue import PROFILES
+from fedlib.lab.evidence.freshness import State, judge
+from fedlib.schema import NonNegativeFloat, Page, conform
+
+LARGEST = 1 << 30  # bytes that a file of a record may have
+UNREADABLE = (OSError, EOFError, ValueError, RecursionError, zlib.error)
+
+
+class MissingRecord(FedlibError):
+    """No stored record for an experiment; the message says how to make one."""
+
+
+class Rule(Page):
+    """A claim's rule on the day of a record, see :mod:`fedlib.lab.evidence.ages`: two hashes."""
+
+    text: str
+    code: str  # of its measures
+
+
+class Manifest(Page):
+    """What a record says about itself; see :func:`fedlib.lab.evidence.experiments.run`."""
+
+    paper: str
+    experiment: str
+    profile: catalogue.Profile
+    settings: dict[str, Any]
+    seeds: list[int]
+    rows: str  # SHA-256 of the rows
+    wall_seconds: NonNegativeFloat
+    cpu_seconds: NotRequired[NonNegativeFloat]  # of all cores
+    data: dict[str, str]  # SHA-256 of what was read
+    fidelity: str
+    diverged: dict[str, dict[str, int]]  # run: seed: round
+    rules: NotRequired[dict[str, Rule | str]]  # by claim; once one hash of text and code together
+    looked: NotRequired[str]  # when an earlier record of the experiment was first looked at
+    tuning: NotRequired[dict[str, Any]]
+    device: str
+    instructions: str
+    versions: dict[str, str]
+    commit: str
+    date: str
+    tf32: NotRequired[bool]
+    convolutions: NotRequired[dict[str, Any]]
+    joined: NotRequired[list[str]]  # the rows of the records it was joined from
+    beside: NotRequired[list[str]]  # the jobs of a batch that were rows of the same run
+    code: dict[str, str]  # see fedlib.lab.evidence.freshness
+    cards: dict[str, str]
+    small: str | None
+    seen: NotRequired[dict[str, list[str]]]
+    tables: NotRequired[list[str]]
+    stamped: NotRequired[str]
+
+
+WORDS = dict.fromkeys(("run", "split", "metric"), object)  # of which rules ask, soonest so
+
+
+@dataclass(frozen=True)
+class Record:
+    """A stored result.
+
+    Attributes
+    ----------
+    frame
+        Tidy rows: run, seed, round (or the studied quantity), split, metric, value.
+    manifest
+        Settings, seeds, wall time, device, versions, commit, hashes, date.
+    path
+        The ``.csv.gz`` file.
+    """
+
+    frame: pd.DataFrame
+    manifest: dict[str, Any]
+    path: Path
+
+    @property
+    def manifest_path(self) -> Path:
+        """The ``.json`` file beside the rows."""
+        return self.path.with_name(self.path.name.replace(".csv.gz", ".json"))
+
+    @property
+    def state(self) -> State:
+        """Whether the present code would give these rows: fresh, checked or stale, and why."""
+        return self.compared()
+
+    def compared(self, again: bool = False) -> State:
+        """Compare the record with the present code, settings, data cards and tuning.
+
+        Parameters
+        ----------
+        again
+            Make data again that can be made, too, which takes seconds.
+        """
+        m = self.manifest
+        try:
+            now = catalogue.settings(m["paper"], m["experiment"], m["profile"])
+        except FedlibError:
+            now = None
+        if tuned := m.get("tuning"):
+            there = self._near(f"{tuned['record']}.json")
+            if not there.exists() or json.loads(there.read_text())["rows"] != tuned["rows"]:
+                return State("stale", f"Tuning has changed: {tuned['record']}.")
+        rows = self._near(f"{m['experiment']}.smoke.csv.gz")
+        try:
+            small = _stored(rows, (m["paper"], m["experiment"], "smoke")).manifest
+            smoke = catalogue.settings(m["paper"], m["experiment"], "smoke")
+        except FedlibError:
+            return judge(m, now, again=again)
+        return judge(m, now, small if "seen" in small else None, smoke, again)
+
+    def _near(self, name: str) -> Path:
+        """Return where a file of the same paper is: beside this record, else among stored ones."""
+        beside = self.path.with_name(name)
+        with contextlib.suppress(FedlibError):
+            return beside if beside.exists() else folder(self.manifest["paper"]) / name
+        return beside
+
+    def provenance(self) -> str:
+        """Return two lines for readers: profile, data, seeds, staleness; date, commit, device."""
+        m = self.manifest
+        name = m["settings"].get("dataset")
+        data = "digits, a substitute" if name == "digits" else name
+        if m.get("fidelity", "canonical") not in ("canonical", "none"):
+            data = f"{data} ({m['fidelity']})"
+        word, why = self.state
+        stale = {
+            "fresh": "",
+            "checked": " Checked: the code has changed since; a small run gives the same numbers.",
+            "stale": f" Stale: {why}",
+        }[word]
+        return (
+            f"Record {m['experiment']}.{m['profile']}{f', {data}' if m['data'] else ''}, "
+            f"{len(m['seeds'])} seed{'s' * (len(m['seeds']) > 1)}, "
+            f"{m['device']}, {m['date'][:10]}, commit {_short(m['commit'])}.{stale}"
+        )
+
+
+def _short(commit: str) -> str:
+    """Shorten a commit, keeping the ``+`` that says there were changes."""
+    return commit[:9] + "+" * commit.endswith("+")
+
+
+def folder(paper: str, out: str | Path | None = None) -> Path:
+    """Return the folder that holds a paper's records.
+
+    Parameters
+    ----------
+    out
+        ``out/PAPER``; where ``out`` is a folder of papers, such as ``data/papers``, it is
+        ``out/PAPER/results``. Default: where the paper itself keeps its records.
+    """
+    home = paths.paper_folder(paper) if out is None else Path(out) / paper
+    return home / "results" if os.path.isfile(home / "experiments.toml") else home
+
+
+def save(out: str | Path | None, frame: pd.DataFrame, manifest: dict[str, Any]) -> list[Path]:
+    """Write rows and manifest, and return both paths.
+
+    The manifest keeps the SHA-256 of the rows. The two appear together: the new manifest waits
+    beside its place until the rows are there, and whoever reads in between, or after this process
+    was killed, puts it into its place.
+
+    Raises
+    ------
+    FedlibError
+        When the folder cannot be written; nothing half-written stays behind.
+    """
+    target = make_folder(folder(manifest["paper"], out))
+    stem = f"{manifest['experiment']}.{manifest['profile']}"
+    text, rows = io.BytesIO(), frame.to_csv(index=False, float_format="%.7g").encode()
+    with gzip.GzipFile(fileobj=text, mode="wb", mtime=0) as packed:
+        packed.write(rows)
+    manifest = manifest | {"rows": hashlib.sha256(rows).hexdigest()}
+    pages = json.dumps(manifest, indent=1, sort_keys=True) + "\n"
+    path, page = target / f"{stem}.csv.gz", target / f"{stem}.json"
+    publish(_waiting(page), pages.encode())
+    publish(path, text.getvalue())
+    _put_in_place(path, page)
+    return [path, page]
+
+
+def _waiting(page: Path) -> Path:
+    return page.with_name(f".{page.name}.next")
+
+
+def _put_in_place(path: Path, page: Path) -> None:
+    """Give rows the manifest that waits for them, when it is theirs."""
+    with contextlib.suppress(FileNotFoundError):  # another process was faster
+        rows = hashlib.sha256(gzip.decompress(_content(path))).hexdigest()
+        if json.loads(_content(_waiting(page)))["rows"] == rows:
+            os.replace(_waiting(page), page)
+
+
+def load(
+    paper: str, experiment: str, profile: str = "largest", out: str | Path | None = None
+) -> Record:
+    """Read a record.
+
+    Parameters
+    ----------
+    profile
+        ``"smoke"``, ``"quick"``, ``"paper"``, or ``"largest"`` for the largest one stored.
+    out
+        Folder of records; default is the one that ships with fedlib.
+
+    Raises
+    ------
+    MissingRecord
+        With the command that produces it.
+    """
+    largest = PROFILES[:0:-1] if out is None else PROFILES[::-1]  # the book shows no smoke run
+    wanted = largest if profile in ("largest", "replay") else (profile,)
+    for name in wanted:
+        path = folder(paper, out) / f"{experiment}.{name}.csv.gz"
+        try:
+            return _stored(path, (paper, experiment, name))
+        except MissingRecord:
+            continue
+    raise MissingRecord(
+        f"There is no stored record of {paper} {experiment}. To make one:\n"
+        f"  {catalogue.command(paper, experiment, profile=profile)}"
+    )
+
+
+def _stored(path: Path, names: tuple[str, ...]) -> Record:
+    """Return the record whose rows are in a file."""
+    page = path.with_name(path.name.replace(".csv.gz", ".json"))
+    if os.path.exists(_waiting(page)):  # no error where a name is too long
+        with contextlib.suppress(*UNREADABLE, LookupError, TypeError):  # told below
+            _put_in_place(path, page)
+    if not (os.path.exists(path) and os.path.exists(page)):
+        raise MissingRecord(f"There is no {path}.")
+    return _read(path, page, names, (path.stat().st_mtime_ns, page.stat().st_mtime_ns))
+
+
+@functools.lru_cache(maxsize=64)
+def _read(path: Path, page: Path, names: tuple[str, ...], stamp: tuple[int, ...]) -> Record:
+    """Read and verify a record, once for each time that one of its files changes."""
+    try:
+        rows, manifest = gzip.decompress(_content(path)), json.loads(_content(page))
+        frame = pd.read_csv(io.BytesIO(rows), dtype=WORDS)
+    except UNREADABLE as error:
+        raise FedlibError(
+            f"Record {path} cannot be read ({error}). Delete it and its .json, and make it again."
+        ) from error
+    conform(manifest, Manifest, str(page))
+    if manifest["rows"] != hashlib.sha256(rows).hexdigest():
+        raise FedlibError(
+            f"Record {path} is not the one its manifest describes: the rows' SHA-256 is "
+            f"{hashlib.sha256(rows).hexdigest()[:16]}…, the manifest says "
+            f"{manifest['rows'][:16]}…. One of the two was edited or replaced; take both "
+            "from where they came from, or delete both and make the record again."
+        )
+    told = tuple(manifest[key] for key in ("paper", "experiment", "profile"))
+    if told != names:
+        raise FedlibError(
+            f"The manifest {page} describes {' '.join(map(str, told))}. Give the files their own "
+            "names back."
+        )
+    return Record(frame, manifest, path)
+
+
+def _content(path: Path) -> bytes:
+    with open_regular(path, LARGEST) as file:
+        return file.read()
+
+
+def stored(out: str | Path | None = None, profile: str = "*") -> list[Record]:
+    """Return every stored record, of one profile or of all, in the order of papers and names."""
+    return [
+        load(paper, *page.stem.rsplit(".", 1), out=out)
+        for paper in catalogue.papers()
+        for page in sorted(folder(paper, out).glob(f"*.{profile}.json"))
+    ]
+
+
+def differences(one: pd.DataFrame, other: pd.DataFrame, same_machine: bool) -> str:
+    """Say in what two runs of one experiment differ; empty when they agree.
+
+    Parameters
+    ----------
+    same_machine
+        Made on the same kind of processor with the same PyTorch: values agree to 1e-5.
+        Otherwise four values in five agree to 2 %, or to .02: training enlarges the last bit, and
+        where a rate is near the largest that works it does so without bound.
+    """
+    keys = [c for c in one.columns if c != "value"]
+    if list(one.columns) != list(other.columns) or len(one) != len(other):
+        return f"{len(one)} rows of {list(one.columns)}, {len(other)} of {list(other.columns)}"
+    if not one[keys].equals(other[keys]):
+        return "the rows are of other runs, rounds or metrics"
+    small = (1e-5, 1e-9) if same_machine else (0.02, 0.02)
+    close = np.isclose(one["value"], other["value"], *small, equal_nan=True)
+    if close.mean() >= (1 if same_machine else 0.8):
+        return ""
+    first = int(np.flatnonzero(~close)[0])
+    a, b = one.iloc[first].to_dict(), other["value"].iloc[first]
+    return f"{(~close).sum()} of {len(close)} values, first {a}, now {b}"
+
+
+def looks(manifest: Mapping[str, Any]) -> list[str]:
+    """Return when a record's run began, if that is a look, and when an earlier one did, if known.
+
+    A smoke run is none.
+    """
+    jobs = 1 + len(manifest.get("beside", []))  # which share their time
+    end = datetime.fromisoformat(manifest["date"])
+    end = end if end.tzinfo else end.replace(tzinfo=UTC)
+    began = (end - timedelta(seconds=manifest["wall_seconds"] * jobs)).astimezone(UTC)
+    own = [began.isoformat(timespec="seconds")] * (manifest["profile"] != "smoke")
+    return [*own, *filter(None, [manifest.get("looked")])]
+
+
+def join(
+    paper: str,
+    experiment: str,
+    profile: str,
+    sources: Sequence[str | Path],
+    out: str | Path | None = None,
+) -> Record:
+    """Join records of the same experiment with different seeds into one.
+
+    Parameters
+    ----------
+    sources
+        Folders of records, at least two.
+    out
+        Where the joined record goes; default is the paper's own folder.
+
+    Raises
+    ------
+    FedlibError
+        When they differ in settings, data or tuning, or share a seed; or in code, unless the
+        present code is known to give the numbers of all of them.
+    """
+    held = [load(paper, experiment, profile, source) for source in sources]
+    if len(held) < 2:
+        raise FedlibError(f"Joining takes at least two records; got {len(held)}.")
+    first, seeds = held[0].manifest, [seed for r in held for seed in r.manifest["seeds"]]
+    for record, source in zip(held, sources, strict=True):
+        for key in ("settings", "code", "cards", "data", "fidelity", "tuning", "tf32"):
+            if record.manifest.get(key) == first.get(key):
+                continue
+            if key != "code" or any(r.state.word == "stale" for r in (record, held[0])):
+                raise FedlibError(
+                    f"The record in {source} has other {key} than the one in {sources[0]}. "
+                    "Only seeds may differ."
+                )
+    if twice := sorted({seed for seed in seeds if seeds.count(seed) > 1}):
+        raise FedlibError(f"Seeds {twice} are in more than one of the records.")
+    every = [r.manifest for r in held]
+    diverged: dict[str, dict] = {}
+    for m in every:
+        for run, lost in m["diverged"].items():
+            diverged.setdefault(run, {}).update(lost)
+    rules = {claim: rule for claim, rule in first.get("rules", {}).items()
+             if all(m.get("rules", {}).get(claim) == rule for m in every)}  # fmt: skip
+    looked = [look for m in every for look in looks(m)]
+    several = {key: " and ".join(dict.fromkeys(m[key] for m in every))
+               for key in ("commit", "device", "instructions")}  # fmt: skip
+    versions = {key: " and ".join(dict.fromkeys(m["versions"].get(key, "?") for m in every))
+                for key in first["versions"]}  # fmt: skip
+    manifest = first | several | {
+        "seeds": sorted(seeds), "diverged": diverged, "versions": versions,
+        "rules": rules, **({"looked": min(looked)} if looked else {}),
+        **{key: round(sum(m[key] for m in every), 1)
+           for key in ("wall_seconds", "cpu_seconds") if all(key in m for m in every)},
+        "date": max(m["date"] for m in every), "joined": [m["rows"] for m in every],
+    }  # fmt: skip
+    runs = {name: i for i, name in enumerate(dict.fromkeys(held[0].frame["run"]))}
+    frame = pd.concat([r.frame for r in held], ignore_index=True)
+    order = frame.assign(at=frame["run"].map(runs)).sort_values("at", kind="stable").index
+    save(out, frame.loc[order], manifest)
+    return load(paper, experiment, profile, out)

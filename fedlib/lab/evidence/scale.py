@@ -1,0 +1,128 @@
+"""At what scale, and on which data, a record was made: its settings beside the paper's own.
+
+The settings of the profile ``paper`` are the paper's. A record of any profile whose settings equal
+them is at the paper's own scale; how many seeds it has, how often it looks and on how many samples
+decide how exact it is, and not what is tried.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from fedlib import datasets, paths
+from fedlib.lab.evidence import catalogue
+from fedlib.lab.evidence.freshness import TOLD
+from fedlib.lab.evidence.records import Record
+
+EXACTNESS = ("seeds", "looks", "evaluate_on", "tests")
+"""Settings that decide how exact a record is."""
+
+ELSEWHERE = (*TOLD, *EXACTNESS, "dataset", "data_seed", "kind", "runs", "run")
+"""Settings that are no part of a scale, or are compared in another way."""
+
+WORDS = {
+    "model": "network",
+    "pool": "images averaged",
+    "compression": "time compressed",
+    "batch_size": "minibatch",
+    "rows": "training rows",
+    "owners": "clients",
+    "clients_grid": "clients compared",
+    "steps": "steps",
+    "samples": "samples a client",
+    "augment": "images augmented",
+}
+
+OURS = "an experiment of ours"
+"""What differs where the paper has no such experiment."""
+
+OWN = "the paper's own bytes"
+COPY = "the paper's set, another copy"
+GENERATED = "generated as the paper says"
+NONE = "none needed"
+ANOTHER = "another set"
+SUBSTITUTE = "a substitute"
+DATA = (OWN, COPY, GENERATED, NONE, ANOTHER, SUBSTITUTE)
+"""From the paper's own to the furthest from it."""
+
+THEIRS = (OWN, COPY, GENERATED, NONE)
+RECIPE = "generated"  # in a claim's data: the paper says how its data are drawn
+
+
+def differences(record: Record) -> list[str]:
+    """Return what differs between a record's settings and the paper's, in words."""
+    m = record.manifest
+    ours = paths.about(paths.paper_folder(m["paper"])).get("ours")
+    if ours or "paper" not in catalogue.profiles(m["paper"], m["experiment"]):
+        return [OURS]
+    theirs = json.loads(json.dumps(catalogue.settings(m["paper"], m["experiment"], "paper")))
+    told = _different(m["settings"], theirs)
+    one, other = ({run["run"]: run for run in s.get("runs", [])} for s in (m["settings"], theirs))
+    for name in one.keys() & other.keys():
+        told |= _different(one[name], other[name])
+    return [told[key] for key in sorted(told)]
+
+
+def _different(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, str]:
+    """Return words for each setting that differs, by its name."""
+    told = {}
+    for key in sorted({*ours, *theirs} - {*ELSEWHERE}):
+        here, there = ours.get(key), theirs.get(key)
+        if key == "pool":  # by one is not at all
+            here, there = here or 1, there or 1
+        if here != there:
+            word = WORDS.get(key, key.replace("_", " "))
+            told[key] = f"{word}: {_said(here)}, the paper's: {_said(there)}"
+    return told
+
+
+def _said(value: Any) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def data(record: Record, theirs: Iterable[str]) -> str:
+    """Return what a record's data are to the paper: one of :data:`DATA`.
+
+    Parameters
+    ----------
+    theirs
+        The claim's ``data``: the sets of the paper's own experiment, ``"generated"`` where the
+        paper says how its data are drawn; empty where it has none, so that any will do.
+    """
+    m, theirs = record.manifest, set(theirs)
+    name = m["settings"].get("dataset")
+    if name is None or not theirs:
+        return GENERATED if RECIPE in theirs else NONE
+    card = datasets.card(name)
+    if name in theirs:
+        return OWN if m["fidelity"] == "canonical" else COPY
+    if card.generator.get("kind") == "part" and card.generator["base"] in theirs:
+        return COPY
+    return SUBSTITUTE if theirs & {*card.stands_in_for} else ANOTHER
+
+
+def told(differ: Iterable[str], data: str) -> str:
+    """Return a sentence on scale and data; empty where nothing was measured.
+
+    Parameters
+    ----------
+    differ
+        See :func:`differences`.
+    data
+        See :func:`data`.
+    """
+    if not data:
+        return ""
+    names = ", ".join(dict.fromkeys(line.partition(":")[0] for line in differ))
+    where = {GENERATED: "data " + GENERATED, NONE: ""}.get(data, "on " + data)
+    at = f"Not at the paper's scale ({names})" if names else "At the paper's own scale"
+    at = f"In {OURS}" if names == OURS else at
+    return f"{at}{', ' * bool(where)}{where}."

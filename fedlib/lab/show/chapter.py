@@ -1,0 +1,221 @@
+"""What every reproduce notebook does: read its parameters, show records, print findings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import pandas as pd
+
+from fedlib.errors import unknown
+from fedlib.lab.evidence import catalogue, claims, duration, experiments, findings, scale
+from fedlib.lab.evidence.records import MissingRecord, Record
+from fedlib.lab.show import plotting
+
+PARAMETERS = ("profile", "experiments_to_run", "seeds", "device", "out")
+
+
+def begin(paper: str, names: Mapping[str, Any], known: Container[str]) -> Chapter:
+    """Read the parameters of a reproduce notebook, and set the looks of its figures.
+
+    Parameters
+    ----------
+    paper
+        The paper that the notebook is about.
+    names
+        What the notebook has defined, ``globals()``.
+    known
+        The names that were there before its cell of parameters, ``set(globals())``.
+
+    Raises
+    ------
+    FedlibError
+        For a parameter that the notebook does not have, a profile or device that there is not, or
+        an experiment that the paper has not.
+    """
+    given = {name: value for name, value in names.items() if name not in known}
+    check_parameters(given, PARAMETERS)
+    if given["profile"] not in (valid := ["replay", *catalogue.PROFILES]):
+        raise unknown("profile", given["profile"], valid)
+    experiments.choose_device(given["device"])
+    chosen = given["experiments_to_run"]
+    if chosen != "all":
+        several = isinstance(chosen, list | tuple)
+        chosen = given["experiments_to_run"] = chosen if several else [chosen]
+        for name in chosen:
+            catalogue.profiles(paper, name)
+    plotting.use()
+    return Chapter(paper, **{name: given[name] for name in PARAMETERS})
+
+
+def check_parameters(given: Iterable[str], allowed: Iterable[str]) -> None:
+    """Refuse notebook parameters that do not exist.
+
+    Parameters
+    ----------
+    given
+        Names defined since the imports, ``set(globals()) - known``. Those that the notebook
+        itself made, with a leading underscore or called ``known``, are passed over.
+    allowed
+        The notebook's parameters.
+
+    Raises
+    ------
+    FedlibError
+        Naming the parameter and the valid ones.
+    """
+    allowed = list(allowed)
+    for name in sorted(given):
+        if name not in (*allowed, "known") and not name.startswith("_"):
+            raise unknown("parameter", name, allowed)
+
+
+@dataclass(frozen=True)
+class Told:
+    """A text that a notebook shows as Markdown."""
+
+    text: str
+
+    def _repr_markdown_(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """A paper's records, each obtained once, at the parameters of a notebook.
+
+    Attributes
+    ----------
+    paper
+        The paper's name.
+    profile
+        ``"replay"`` shows stored records; any other profile runs what ``out`` does not hold yet.
+    experiments_to_run
+        Names, or ``"all"``; the others count as missing.
+    seeds, device
+        As for :func:`fedlib.lab.evidence.experiments.run`.
+    out
+        Folder of records: for ``replay`` of those to show, default the ones that ship with fedlib;
+        else of new ones, default ``runs``.
+    """
+
+    paper: str
+    profile: str = "replay"
+    experiments_to_run: str | Sequence[str] = "all"
+    seeds: int | Sequence[int] | None = None
+    device: str = "auto"
+    out: str | Path | None = None
+    _records: dict[str, Record] = field(default_factory=dict, init=False, repr=False)
+
+    @property
+    def where(self) -> str | Path | None:
+        """The folder of the records; None for those that ship with fedlib."""
+        return self.out or (None if self.profile == "replay" else "runs")
+
+    def record(self, name: str) -> Record:
+        """Return an experiment's record, stored or freshly run.
+
+        Raises
+        ------
+        MissingRecord
+            When there is none, the experiment is not to be run, or does not run at the profile.
+        """
+        if name not in self._records:
+            if self.experiments_to_run != "all" and name not in self.experiments_to_run:
+                raise MissingRecord(f"'{name}' is not among experiments_to_run.")
+            if self.profile not in ("replay", *catalogue.profiles(self.paper, name)):
+                raise MissingRecord(
+                    f"{self.paper} {name} does not run at the profile '{self.profile}'. Instead:\n"
+                    f"  {catalogue.command(self.paper, name)}"
+                )
+            self._records[name] = experiments.obtain(
+                self.paper, name, self.profile, self.seeds, self.device, self.where
+            )
+        return self._records[name]
+
+    def show(self, name: str, draw: Callable[[pd.DataFrame], object]) -> None:
+        """Draw a record's rows and print where they come from, or draw a note that it is missing.
+
+        Parameters
+        ----------
+        name
+            The experiment.
+        draw
+            Is given the rows and draws on the current figure.
+        """
+        try:
+            record = self.record(name)
+            draw(record.frame.copy())
+            told = record.provenance()
+        except MissingRecord as missing:
+            plotting.missing(str(missing))
+            told = ""
+        plt.show()
+        print(told)
+
+    def frame(self, name: str) -> pd.DataFrame | None:
+        """Return a record's rows, or None after printing that it is missing."""
+        try:
+            return self.record(name).frame.copy()
+        except MissingRecord as missing:
+            print(missing)
+            return None
+
+    def table(self, name: str, make: Callable[[pd.DataFrame], pd.DataFrame]) -> None:
+        """Print the table that ``make`` returns for a record's rows, or that it is missing."""
+        frame = self.frame(name)
+        if frame is not None:
+            print(make(frame).to_string())
+
+    def verdict(self, *ids: str) -> Any:
+        """Print what was found of some claims and return their checks as a table.
+
+        Where nothing was decided, the outcome says why, and how many seeds would decide.
+        """
+        rows = claims.judge(self.paper, self.where, ids)
+        for row in rows:
+            told = row["told"].capitalize()
+            setting = scale.told(row["scale"], row["data"])
+            each = [f"Read as {name}: {word}." for name, word in row["readings"].items()]
+            head = f"{row['id']}: {row['finding'].upper()}."
+            words = [head, *each, f"{told}.", setting, row["note"]]
+            print(" ".join(filter(None, words)))
+        table = pd.DataFrame([check for row in rows for check in row["checks"]])
+        table["quantity"] += table["essential"].map({True: "", False: " (control)"})
+        table["outcome"] += [f" ({why})" if why else "" for why in table["why"]]
+        columns = ["outcome", "quantity", "measured", "asked", "record"]
+        return table[columns].style.hide(axis="index")
+
+    def found(self) -> Told:
+        """Return what stored records answer to readers' questions, each with its claim.
+
+        At a profile that runs, the new records are not there yet; what they say follows below.
+        """
+        running = self.profile != "replay"
+        title = "**What we found**" + running * ", in the stored records and not in this run"
+        told = findings.answers(self.paper, None if running else self.out)
+        lines = [
+            f"* **{row.question}** {row.answer} {row.setting} *The paper reports:* {row.paper}"
+            f" ({row.claim})"
+            for row in told
+        ]
+        return Told("\n".join([title, "", *lines]))
+
+    def claims(self) -> Any:
+        """Return all claims of the paper as a table: finding, scale and data, statement."""
+        table = pd.DataFrame(claims.judge(self.paper, self.where))
+        table["measured"] = [
+            scale.told(*row) for row in zip(table["scale"], table["data"], strict=True)
+        ]
+        columns = ["id", "finding", "told", "measured", "statement"]
+        return table[columns].style.hide(axis="index")
+
+    def commands(self) -> None:
+        """Print the command that makes each record of the paper, and how long that took."""
+        lines = [catalogue.command(self.paper, name) for name in catalogue.names(self.paper)]
+        for name, line in zip(catalogue.names(self.paper), lines, strict=True):
+            took = duration.told(self.paper, name, line.split()[5])
+            print(f"{line:<{max(map(len, lines))}}  # {took}")

@@ -1,0 +1,362 @@
+"""What the hierarchy chapter runs: groups on a clock, and the counts that the clock gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NotRequired
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from fedlib import datasets
+from fedlib.datasets import partition
+from fedlib.engine import models
+from fedlib.engine.data import FederatedDataset
+from fedlib.engine.rng import stream
+from fedlib.engine.simulation import History, simulate
+from fedlib.engine.tasks import Task
+from fedlib.errors import FedlibError, unknown
+from fedlib.lab import trials
+from fedlib.lab.job import (
+    Job,
+    Outcome,
+    Settings,
+    alike,
+    check_pool,
+    check_width,
+    checkpoint_file,
+    joined,
+)
+from fedlib.papers.hierarchy import counts
+from fedlib.papers.hierarchy.algorithm import HierarchicalSGD, State
+from fedlib.papers.hierarchy.asynchronous import AsyncHierarchicalSGD
+from fedlib.papers.hierarchy.clock import timeline
+from fedlib.population.delays import Deterministic, Law, ShiftedExponential
+from fedlib.schema import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+MODELS = {
+    "softmax": models.softmax,
+    "mlp": models.mlp,
+    "lenet": lambda channels, side, classes: models.lenet((channels, side, side), classes),
+    "char_lstm": models.char_lstm,
+}
+SPLITS = ("iid", "dirichlet", "groups", "labels", "owners")
+
+
+class Split(Settings):
+    """A data set, dealt out to the clients of the groups, and the model they train."""
+
+    dataset: str
+    pool: NotRequired[PositiveInt]  # side of the square blocks of pixels that are averaged
+    groups: list[PositiveInt]  # clients of each
+    split: str  # iid; dirichlet: over clients; groups: dirichlet over groups, iid inside;
+    # labels: every group has labels of its own, every client two of them; owners: of a set whose
+    # rows have owners, as many as there are clients, drawn anew for each seed
+    owners: NotRequired[PositiveInt]  # among those that have the most rows, so many
+    per_owner: NotRequired[list[PositiveInt]]  # training and test rows that each keeps at most
+    alpha: NotRequired[PositiveFloat]  # concentration of the Dirichlet law
+    model: list[str | PositiveInt]  # its name, and sizes
+
+
+class Delays(Settings):
+    """The delay laws: a shift and an exponential part each."""
+
+    groups: list[PositiveInt]
+    delays: list[NonNegativeFloat]  # the paper's {d, b, e, f, d_g, b_g, e_g, f_g}
+    shifts: NotRequired[list[PositiveFloat]]  # of the groups, instead; the mean is a tenth
+    server_shift: NotRequired[PositiveFloat]  # of the exchange, instead
+    sync: NonNegativeFloat  # S
+    grow: NotRequired[NonNegativeFloat]  # by which S grows from round to round up to sync
+    time: PositiveFloat  # T
+
+
+class Training(Split, Delays):
+    """Hierarchical SGD on a clock."""
+
+    lr: PositiveFloat
+    batch_size: PositiveInt  # of every client
+    merge: NotRequired[str]  # normalised, plain or nova
+    asynchronous: NotRequired[bool]  # merge groups as they arrive
+    decay: NotRequired[NonNegativeFloat]  # of movements that have missed merges
+    isolated: NotRequired[NonNegativeInt]  # this group alone, which never meets the others
+    watch: NotRequired[bool]  # evaluate the groups' models too
+    looks: PositiveInt  # evenly over the system time
+    evaluate_on: PositiveInt  # training samples
+
+
+class Counts(Delays):
+    """Rounds and local iterations alone, without a model."""
+
+
+def build_task(s: Split, seeds: Sequence[int], device: str = "cpu") -> tuple[Task, dict[str, str]]:
+    """Load the data and deal them out anew for each seed; clients are numbered group by group."""
+    held = datasets.load(s["dataset"], progress=False)
+    if s["split"] == "owners":
+        most = np.argsort(-datasets.owners(held).sizes, kind="stable")[: s.get("owners")]
+        held = datasets.only(held, sorted(most.tolist()), *s.get("per_owner", ()))
+    splits = {seed: deal(held, s, seed) for seed in seeds}
+    check_pool(s.get("pool", 1), held.train_x)
+    train_x, test_x = (_pooled(x, s.get("pool", 1)) for x in (held.train_x, held.test_x))
+    data = FederatedDataset.build(
+        train_x, held.train_y, splits[seeds[0]], test_x, held.test_y, device
+    ).with_splits(splits)
+    check_width(s["model"], train_x)
+    name, *sizes = s["model"]
+    if name not in MODELS:
+        raise unknown("model", name, MODELS)
+    used = datasets.fingerprint(train_x, held.train_y, test_x, held.test_y)
+    return Task(MODELS[name](*sizes), data), {**held.hashes, "as used": used}
+
+
+def _pooled(x: np.ndarray, size: int) -> Tensor:
+    x = torch.from_numpy(x)
+    return torch.nn.functional.avg_pool2d(x, size) if size > 1 else x
+
+
+def deal(held: datasets.Dataset, s: Split, seed: int) -> list[np.ndarray]:
+    """Return the rows of every client, group by group; of one group where it is isolated."""
+    labels, groups, alpha = held.train_y, s["groups"], s.get("alpha", 0.1)
+    cuts = np.cumsum([0, *groups])
+    if s["split"] == "iid":
+        parts = partition.iid(labels, sum(groups), seed)
+    elif s["split"] == "dirichlet":
+        parts = partition.dirichlet(labels, sum(groups), seed, alpha)
+    elif s["split"] == "groups":
+        whole = partition.dirichlet(labels, len(groups), seed, alpha)
+        parts = _inside(whole, groups, lambda rows, n: partition.iid(labels[rows], n, seed))
+    elif s["split"] == "labels":
+        order = stream(seed, "labels").permutation(np.unique(labels))
+        owned = np.array_split(order, len(groups))
+        whole = [np.flatnonzero(np.isin(labels, own)) for own in owned]
+        parts = _inside(whole, groups, lambda rows, n: partition.shards(labels[rows], n, seed))
+    elif s["split"] == "owners":
+        every = datasets.owners(held).train_parts
+        who = stream(seed, "owners").permutation(len(every))
+        if len(every) < sum(groups):
+            raise FedlibError(f"{sum(groups)} clients, and rows of {len(every)} owners.")
+        parts = [every[n] for n in who[: sum(groups)]]
+    else:
+        raise unknown("split", s["split"], SPLITS)
+    if "isolated" not in s:
+        return parts
+    return parts[cuts[s["isolated"]] : cuts[s["isolated"] + 1]]
+
+
+def _inside(whole: list[np.ndarray], groups: Sequence[int], cut: Any) -> list[np.ndarray]:
+    """Deal the rows of each group out to its clients."""
+    return [rows[part] for rows, n in zip(whole, groups, strict=True) for part in cut(rows, n)]
+
+
+def laws(s: Delays) -> tuple[tuple[Law, ...], Law]:
+    """Return the delay law of each group's iterations, and that of the exchange."""
+    local, server = counts.laws(s["delays"], s["groups"])
+    if "shifts" in s:
+        local = [ShiftedExponential(c, c / 10) for c in s["shifts"]]
+    if "server_shift" in s:
+        server = ShiftedExponential(s["server_shift"], server.mean)
+    return tuple(local), server
+
+
+def build_algorithm(runs: list[Training], seeds: int) -> HierarchicalSGD:
+    """Return the algorithm of runs that differ in rates and sync times alone."""
+    s, i = runs[0], runs[0].get("isolated")
+    local, server = laws(s)
+    lr, sync, grow = (
+        tuple(run.get(name, 0.0) for run in runs for _ in range(seeds))
+        for name in ("lr", "sync", "grow")
+    )
+    if i is not None:  # a group alone goes on from its own model, which is looked at now and then
+        alone, pause = (s["groups"][i],), s["time"] / s["looks"] / 2
+        rest = (s["time"], (local[i],), Deterministic(0.0), s["batch_size"], "plain")
+        return HierarchicalSGD(alone, lr, pause, *rest)
+    merge, groups = s.get("merge", "normalised"), tuple(s["groups"])
+    settings = (groups, lr, sync, s["time"], local, server, s["batch_size"], merge, grow)
+    if s.get("asynchronous"):
+        return AsyncHierarchicalSGD(*settings, decay=s.get("decay", 0.0))
+    return HierarchicalSGD(*settings)
+
+
+# In what rows of one batch may differ.
+TOGETHER = ("run", "tuned_as", *HierarchicalSGD.per_run)
+
+
+@alike("seeds", "runs")
+def training(job: Job[Training]) -> Outcome:
+    """Train every run of an experiment, see :func:`train`."""
+    return train(job, build_algorithm, TOGETHER)
+
+
+def train(
+    job: Job[Any], build: Callable[[list[Any], int], HierarchicalSGD], rows: Sequence[str]
+) -> Outcome:
+    """Train every run of an experiment, all seeds side by side, until the system time is over.
+
+    Runs that differ in ``rows`` alone are rows of one batch. Delays are the same for all runs of
+    a seed; splits, models and minibatches too.
+
+    A model exists at the end of a round. Rows tell what is there at even times: at ``clock``, the
+    last merged model by then, after ``rounds`` rounds; ``round`` is the number of the look. Rows
+    with the split ``clock`` tell of a run as a whole.
+    """
+    s, frames, diverged, tasks = job.settings, {}, {}, {}
+    together: dict[str, list[Training]] = {}
+    for run in s["runs"]:
+        rest = {k: v for k, v in run.items() if k not in rows}
+        together.setdefault(repr(sorted(rest.items())), []).append({**s, **run})
+    for runs in together.values():
+        own, names, seeds = runs[0], [run["run"] for run in runs], job.seeds
+        key = repr([own.get(name) for name in (*Split.__annotations__, "isolated")])
+        if key not in tasks:
+            tasks[key], hashes = build_task(own, seeds, job.device)
+        task, every = tasks[key], seeds * len(runs)
+        algorithm = build(runs, len(seeds))
+        lines = algorithm.timelines(every)
+        due = [set(seen(line, own["time"], s["looks"]).tolist()) for line in lines]
+        history = simulate(
+            algorithm, task, algorithm.rounds(every), every,
+            state=algorithm.init(task, every, task.init(seeds).repeat(len(runs), 1)),
+            evaluate=Looks(own, due), evaluate_at=set().union(*due) - {0},
+            name=[name for name in names for _ in seeds], progress=job.progress,
+            checkpoint=checkpoint_file(job, names[0]), checkpoint_every=20, until=job.until,
+        )  # fmt: skip
+        for i, name in enumerate(names):
+            mine = lines[i * len(seeds) : (i + 1) * len(seeds)]
+            frames[name], lost = on_time(history, name, seeds, mine, own["time"], s["looks"])
+            if lost:
+                diverged[name] = lost
+    return joined(frames, diverged, s["runs"], hashes)
+
+
+class Looks:
+    """The evaluation of a round: the merged models, and where wanted those of the groups.
+
+    Parameters
+    ----------
+    s
+        Settings of the runs. A group that is isolated is evaluated on training samples of its own.
+    due
+        After which rounds each run is wanted; by default after all. Where another one is, it is not
+        evaluated, and has zeros.
+    """
+
+    def __init__(self, s: Training, due: Sequence[set[int]] | None = None) -> None:
+        self.limit, self.groups, self.own = s["evaluate_on"], s.get("watch"), "isolated" in s
+        self.due = due
+
+    def __call__(self, state: State, task: Task) -> dict[tuple[str, str], Tensor]:
+        every = range(len(state.seeds))
+        rows = [r for r in every if self.due is None or state.t in self.due[r]]
+        if not rows:
+            return {}
+        found = {("train", k): v for k, v in self.training(state, task, rows).items()}
+        found |= {("test", k): v for k, v in task.evaluate(state.x[rows], "test").items()}
+        for i in range(state.y.shape[1] if self.groups else 0):
+            accuracy = task.evaluate(state.y[rows, i], "test")["accuracy"]
+            found[f"group {i}", "accuracy"] = accuracy
+        return {key: _spread(value, rows, len(every)) for key, value in found.items()}
+
+    def training(self, state: State, task: Task, rows: Sequence[int]) -> dict[str, Tensor]:
+        """Return the metrics of some runs on training samples, one value a run."""
+        if not self.own:
+            return task.evaluate(state.x[rows], "train", self.limit)
+        each = [
+            task.of(state.seeds[r]).evaluate(state.x[r : r + 1], "train", self.limit, "clients")
+            for r in rows
+        ]
+        return {metric: torch.cat([one[metric] for one in each]) for metric in each[0]}
+
+
+def _spread(values: Tensor, rows: Sequence[int], number: int) -> Tensor:
+    """Put the values of some runs among those of all."""
+    return values.new_zeros(number).index_put((torch.tensor(rows),), values)
+
+
+def seen(line: Any, time: float, looks: int) -> np.ndarray:
+    """Return how many rounds of a timeline are over at even times, ``[looks + 1]``."""
+    at = np.linspace(0, time, looks + 1)
+    return np.searchsorted(line.end, at * (1 + 1e-12), side="right")
+
+
+def on_time(
+    history: History, name: str, seeds: Sequence[int], lines: list[Any], time: float, looks: int
+) -> tuple[pd.DataFrame, dict[int, int]]:
+    """Return a run's rows at even times, and at which look its diverged seeds were lost.
+
+    Parameters
+    ----------
+    history
+        Evaluated after each round that a look shows, see :func:`seen`.
+    lines
+        The timeline of each seed.
+    time, looks
+        System time, and into how many parts it is cut.
+    """
+    frame, parts, lost = history.frame, [], {}
+    at = np.linspace(0, time, looks + 1)
+    for seed, line in zip(seeds, lines, strict=True):
+        done = seen(line, time, looks)
+        mine = frame[(frame["run"] == name) & (frame["seed"] == seed)]
+        wide = mine.pivot(index="round", columns=["split", "metric"], values="value")
+        told = wide.reindex(done, method="ffill").set_index(np.arange(looks + 1))
+        long = told.rename_axis(index="round").stack(["split", "metric"], future_stack=True)
+        long = long.rename("value").reset_index()
+        long = long.assign(run=name, seed=seed, clock=at[long["round"]], rounds=done[long["round"]])
+        parts += [long, _whole(name, seed, line, time)]
+        when = history.diverged.get(name, {}).get(seed)
+        if when is not None:
+            lost[seed] = int(np.searchsorted(done, when))
+    columns = ["run", "seed", "round", "clock", "rounds", "split", "metric", "value"]
+    return pd.concat(parts, ignore_index=True)[columns], lost
+
+
+def _whole(name: str, seed: int, line: Any, time: float) -> pd.DataFrame:
+    """Return what is to be told of a run as a whole."""
+    U = len(line.end)
+    values = {"rounds": U, "round length": line.end[-1] / U}
+    for i, iterations in enumerate(line.counts.T):
+        there = iterations > 0  # a group that is merged as it arrives may never have been
+        if there.any():
+            values[f"iterations of group {i}"] = iterations[there].mean()
+            noted = "idle time" if hasattr(line, "idle") else "staleness"
+            other = line.idle if noted == "idle time" else line.staleness
+            values[f"{noted} of group {i}"] = other[there, i].mean()
+    rows = [dict(metric=metric, value=float(value)) for metric, value in values.items()]
+    whole = dict(run=name, seed=seed, round=0, clock=line.end[-1], rounds=U, split="clock")
+    return pd.DataFrame(rows).assign(**whole)
+
+
+@alike("seeds", "runs")
+def clocks(job: Job[Counts]) -> Outcome:
+    """Let the clocks of all runs go, without any model; the same rows as those of training."""
+    s, parts = job.settings, []
+    for run in s["runs"]:
+        own = {**s, **run}
+        local, server = laws(own)
+        for seed in job.seeds:
+            line = timeline(seed, own["sync"], own["time"], local, server, own.get("grow", 0.0))
+            parts.append(_whole(run["run"], seed, line, own["time"]))
+    return Outcome(pd.concat(parts, ignore_index=True), {}, {})
+
+
+# --- what a device is tried with ------------------------------------------------------------------
+
+LOCAL, SERVER = ShiftedExponential(0.5, 0.5), ShiftedExponential(2.0, 1.0)
+UNEQUAL = ((1, 3), 0.05, 2.0, 60.0, LOCAL, SERVER)
+
+TRIALS: dict[str, trials.Trial] = {
+    "HierarchicalSGD": lambda d: (HierarchicalSGD(*UNEQUAL, 4), trials.MODELS["mlp"](d)),
+    "HierarchicalSGD, full batches, merged as nova": lambda d: (
+        HierarchicalSGD(*UNEQUAL, None, "nova"),
+        trials.MODELS["small_cnn"](d),
+    ),
+    "HierarchicalSGD, characters": lambda d: (
+        HierarchicalSGD((2, 2), *UNEQUAL[1:], 4),
+        trials.MODELS["char_lstm"](d),
+    ),
+    "AsyncHierarchicalSGD": lambda d: (
+        AsyncHierarchicalSGD(*UNEQUAL, 4, decay=0.5),
+        trials.MODELS["mlp"](d),
+    ),
+}

@@ -1,0 +1,707 @@
+"""What the chapter on VFB² runs: races on a simulated clock, speed-up, rates, attacks, trees.
+
+A *race* takes one data set and one problem, and runs every method on it: VFB² and its synchronous
+twin VFB, under two laws for messages, and the two baselines of the paper's tables. Seconds do not
+occur: time is that of the cost model (:mod:`fedlib.papers.vertical.algorithm`), in units in which
+an ordinary party reads its block once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NotRequired
+
+import numpy as np
+import pandas as pd
+from scipy import sparse
+from scipy.optimize import minimize
+from scipy.stats import rankdata
+from tqdm.auto import tqdm
+
+from fedlib import datasets
+from fedlib.engine.rng import stream
+from fedlib.engine.simulation import OutOfTime
+from fedlib.errors import FedlibError, unknown
+from fedlib.files import make_folder, publish
+from fedlib.lab.job import Job, Outcome, Settings, alike
+from fedlib.lab.vertical import attacks
+from fedlib.papers.vertical import secure
+from fedlib.papers.vertical.algorithm import simulate_parties
+from fedlib.papers.vertical.baselines import afsvrg_vp, pooled, synchronous
+from fedlib.papers.vertical.data import load_columns, scales
+from fedlib.papers.vertical.problem import LOSSES, REGULARISERS, Problem, split_features
+from fedlib.papers.vertical.runs import Row, Run, speed_up, time_to
+from fedlib.papers.vertical.setup import METHODS, straggler
+from fedlib.population.delays import Deterministic, ShiftedExponential
+from fedlib.schema import NonNegativeFloat, PositiveFloat, PositiveInt
+
+LINKS = {
+    "near": Deterministic(0.0),  # messages take no time
+    "far": ShiftedExponential(0.5, 0.5),  # on average as long as a party needs for its block
+}
+WAYS = ("not waiting", "waiting", "pooled", "own labels")
+SLOWER = (0.3, 0.5)  # the share by which one party is slower, drawn for each seed
+FLOOR = 1e-15  # gaps below are rounding
+
+
+class Cut(Settings):
+    """A data set of columns, a problem on it, and who holds what."""
+
+    dataset: str
+    rows: PositiveInt  # that train, drawn anew for each seed
+    tests: PositiveInt  # other rows
+    columns: NotRequired[PositiveInt]  # so many sparse ones, those that most rows have
+    folded: NotRequired[PositiveInt]  # or sparse ones are added up, by their number modulo this
+    loss: str
+    regulariser: str
+    lam: NonNegativeFloat
+    parties: PositiveInt
+    active: PositiveInt  # of them; as many threads a party
+
+
+class Racing(Cut):
+    """Every method on one problem, for as many passes over the data."""
+
+    method: str  # sgd, svrg, saga
+    way: str
+    links: NotRequired[str]  # the law of a message's time; default near
+    even: NotRequired[bool]  # nobody is slower; by default one party is, by 30 to 50 per cent
+    lr: PositiveFloat
+    passes: PositiveFloat  # those of a snapshot and of a first table included
+    goal: PositiveFloat  # the passes after which a synchronous run sets the loss to be reached
+    every: PositiveFloat  # passes between two looks at the loss
+    looks: PositiveInt  # about how many of them are kept
+
+
+class Scaling(Cut):
+    """Time to a given gap, by the number of parties."""
+
+    parties_grid: list[PositiveInt]
+    method: str
+    way: str
+    links: str
+    lr: PositiveFloat
+    passes: PositiveFloat
+    every: PositiveFloat
+    gap: PositiveFloat
+
+
+class Converging(Cut):
+    """Long runs at fixed rates, with a bound on delays."""
+
+    method: str
+    lr: PositiveFloat
+    passes: PositiveFloat
+    every: PositiveFloat
+    bound: PositiveInt
+
+
+class Prying(Cut):
+    """Attacks on what was sent in real runs."""
+
+    attack: str  # labels, features
+    method: NotRequired[str]
+    lr: PositiveFloat
+    width: NotRequired[PositiveInt]  # columns of the attacked party
+
+
+class Forest(Settings):
+    """Pairs of trees, all of them or so many drawn ones."""
+
+    parties_grid: list[PositiveInt]
+    pairs: PositiveInt
+    chains: PositiveInt  # the largest number of parties in a pair of chains
+
+
+# --- data -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Table:
+    """All rows of a data set as they come, before they are dealt out.
+
+    Attributes
+    ----------
+    x, y
+        ``[n, d]`` and ``[n]``, nothing scaled.
+    spanned
+        Whether targets are counted in the span of those that train, from their mean.
+    hashes
+        Of what was read, and of the arrays.
+    """
+
+    x: Any
+    y: np.ndarray
+    spanned: bool
+    hashes: dict[str, str]
+
+
+def read(s: Cut) -> Table:
+    """Load all rows of a data set, with fewer of sparse columns where settings say so."""
+    with warnings.catch_warnings():  # what is not verified is said on the card, and on the page
+        warnings.simplefilter("ignore")
+        held = load_columns(s["dataset"], standardise=False)
+    parts = held.train_x, held.test_x
+    x = sparse.vstack(parts, "csr") if sparse.issparse(parts[0]) else np.concatenate(parts)
+    for key, fewer in (("columns", commonest), ("folded", folded)):
+        if key in s:
+            if not sparse.issparse(x):
+                raise FedlibError(
+                    f"{key} = {s[key]}, and the columns of '{s['dataset']}' are no sparse ones. "
+                    "Leave the setting out."
+                )
+            x = fewer(x, s[key])
+    y = np.concatenate([held.train_y, held.test_y])
+    if s["rows"] + s["tests"] > len(y):
+        raise FedlibError(
+            f"rows = {s['rows']} and tests = {s['tests']}, and '{s['dataset']}' has {len(y)} rows "
+            "in all. Take fewer."
+        )
+    arrays = (x.data, x.indices, x.indptr, y) if sparse.issparse(x) else (x, y)
+    used = datasets.fingerprint(*arrays)
+    return Table(x, y, held.span is not None, {**held.hashes, "as used": used})
+
+
+def commonest(x: sparse.csr_array, columns: int) -> sparse.csr_array:
+    """Return sparse rows with the columns alone that most rows have, of length 1 again."""
+    if columns >= x.shape[1]:
+        return x
+    often = np.bincount(x.indices, minlength=x.shape[1])
+    x = x[:, np.sort(np.argsort(-often, kind="stable")[:columns])]
+    lengths = np.sqrt(x.multiply(x).sum(axis=1))
+    return sparse.csr_array(x.multiply(1 / np.where(lengths > 0, lengths, 1.0)[:, None]))
+
+
+def folded(x: sparse.csr_array, columns: int) -> sparse.csr_array:
+    """Return sparse rows with columns of the same number modulo ``columns`` added up."""
+    whole = x.tocoo()
+    small = sparse.coo_array((whole.data, (whole.row, whole.col % columns)), (x.shape[0], columns))
+    return small.tocsr()
+
+
+def deal(s: Cut, table: Table, seed: int) -> tuple[Problem, Any, np.ndarray]:
+    """Draw the rows of a seed, scale them by its training part, and deal out the columns.
+
+    Quantities get mean 0 and variance 1; columns of ones and zeros, and sparse ones, stay. Targets
+    that are spanned go from 0 to 1 less their mean, of the training rows.
+
+    Returns
+    -------
+    tuple
+        The problem; features ``[tests, d]`` and labels ``[tests]`` of other rows.
+    """
+    drawn = stream(seed, "rows").permutation(len(table.y))
+    parts = drawn[: s["rows"]], drawn[s["rows"] : s["rows"] + s["tests"]]
+    x, y = [table.x[part] for part in parts], [table.y[part] for part in parts]
+    if not sparse.issparse(table.x):
+        mean, std = scales(x[0], ~np.isin(table.x, (0.0, 1.0)).all(axis=0))
+        x = [(part - mean) / std for part in x]
+    if table.spanned:
+        low, high = y[0].min(), y[0].max()
+        y = [(part - low) / (high - low) for part in y]
+        middle = y[0].mean()  # columns have mean 0, and there is no intercept
+        y = [part - middle for part in y]
+    blocks = split_features(x[0].shape[1], s["parties"], seed)
+    problem = Problem(x[0], y[0], blocks, s["loss"], float(s["lam"]), s["regulariser"])
+    return problem, x[1], y[1]
+
+
+# --- settings -------------------------------------------------------------------------------------
+
+
+def check_runs(s: Settings) -> None:
+    """Refuse an experiment with a run that cannot be carried out, before the first one is.
+
+    Raises
+    ------
+    FedlibError
+        With the run, what came, and what is expected.
+    """
+    for run in s["runs"]:
+        own, told = {**s, **run}, f"Run '{run['run']}':"
+        for key, known in (
+            ("method", METHODS), ("way", WAYS), ("links", LINKS), ("loss", LOSSES),
+            ("regulariser", REGULARISERS), ("attack", ATTACKS),
+        ):  # fmt: skip
+            if own.get(key, next(iter(known))) not in known:
+                raise unknown(f"{key} of run '{run['run']}'", str(own[key]), known)
+        if own["active"] > own["parties"] and "parties_grid" not in own:
+            raise FedlibError(
+                f"{told} {own['active']} of {own['parties']} parties are to have labels. Take "
+                "fewer, or more parties."
+            )
+        if own.get("way") == "own labels" and (own["method"] != "svrg" or own["parties"] < 2):
+            raise FedlibError(
+                f"{told} '{own['way']}' is AFSVRG-VP: the method is svrg, with two parties or more."
+            )
+        if own.get("goal", 0) > own.get("passes", np.inf):
+            raise FedlibError(
+                f"{told} the goal is set after {own['goal']:g} passes, and there are "
+                f"{own['passes']:g}. Set it earlier."
+            )
+        if own.get("attack") == "labels" and "method" not in own:
+            raise FedlibError(f"{told} labels are read from the messages of a method. Name it.")
+        if own.get("attack") == "features" and "width" not in own:
+            raise FedlibError(f"{told} how many columns does the attacked party hold? Set width.")
+
+
+# --- seeds, one by one ----------------------------------------------------------------------------
+
+
+def each_seed(job: Job, make: Callable[[int], list[dict[str, Any]]]) -> pd.DataFrame:
+    """Return the rows of all seeds; what is finished is kept in the job's folder.
+
+    Raises
+    ------
+    OutOfTime
+        When the job's time is over before a seed is begun.
+    """
+    frames, told = [], repr(job.settings.get("runs", []))
+    runs = hashlib.sha256(told.encode()).hexdigest()[:12]
+    for done, seed in enumerate(tqdm(job.seeds, "seeds", disable=not job.progress)):
+        place = None if job.folder is None else job.folder / f"{runs}.{seed}.csv"
+        if place is not None and place.exists():
+            frames.append(pd.read_csv(place, float_precision="round_trip", keep_default_na=False,
+                                      na_values=["nan"]))  # fmt: skip
+            continue
+        if job.until is not None and time.monotonic() > job.until:
+            raise OutOfTime(f"Stopped in time after {done} of {len(job.seeds)} seeds.")
+        with np.errstate(over="ignore", invalid="ignore"):  # of runs that diverge
+            frame = pd.DataFrame(make(seed)).assign(seed=seed)
+        if place is not None:
+            held = io.StringIO()
+            frame.to_csv(held, index=False, na_rep="nan")
+            make_folder(place.parent)
+            publish(place, held.getvalue().encode())
+        frames.append(frame)
+    return pd.concat(frames, ignore_index=True)
+
+
+def lost(frame: pd.DataFrame) -> dict[str, dict[int, int]]:
+    """Return the seeds of each run whose training loss is no number at some look, with its pass."""
+    loss = frame[(frame["metric"] == "loss") & (frame["split"] == "train")]
+    bad = loss[~(loss["value"].abs() < 1e30)].groupby(["run", "seed"])["round"].min()
+    found: dict[str, dict[int, int]] = {}
+    for (run, seed), at in bad.items():
+        found.setdefault(run, {})[int(seed)] = int(at)
+    return found
+
+
+# --- the race -------------------------------------------------------------------------------------
+
+
+@alike("seeds")
+def race(job: Job[Racing]) -> Outcome:
+    """Run every method of an experiment on the same rows, draws, columns and slow party.
+
+    Rows of the split ``train`` hold the ``loss`` and, but for tuning, the ``log gap`` to the best
+    loss known; ``round`` is passes over the data, ``clock`` simulated time. Of the split ``time``:
+    ``log speed``, minus the logarithm of the simulated time at which a run first reaches its goal,
+    and ``passes`` until then. A goal is the mean loss of the synchronous run of the same method and
+    links, over the last tenth of its passes until the goal is set. Of the split ``end``:
+    ``distance``, of the model from that of the run on pooled data, relative to its length. Of the
+    split ``test``, at the end: ``accuracy``, ``AUC`` and ``log-loss``, or ``RMSE``.
+    """
+    check_runs(job.settings)
+    s, table = job.settings, read(job.settings)
+    frame = each_seed(job, lambda seed: raced(s, table, seed))
+    return Outcome(frame, lost(frame), table.hashes)
+
+
+def raced(s: Racing, table: Table, seed: int) -> list[dict[str, Any]]:
+    """Return the rows of one seed."""
+    problem, test_x, test_y = deal(s, table, seed)
+    own = {run["run"]: {**s, **run} for run in s["runs"]}
+    made = {name: carried_out(r, problem, seed) for name, r in own.items()}
+    tunes = "tunes" in s
+    goals = {} if tunes else set_goals(own, made)
+    best = None if tunes else best_known(problem, made.values())
+    reference = [made[name].w for name, r in own.items() if r["way"] == "pooled"]
+    rows: list[dict[str, Any]] = []
+    for name, run in made.items():
+        looked = list(kept(run.rows, s["looks"]))
+        for row in looked:
+            base = dict(run=name, round=round(row.epoch, 4), clock=row.time, split="train")
+            rows.append(base | dict(metric="loss", value=finite(row.loss)))
+            if best is not None:
+                gap = np.log(max(row.loss - best, FLOOR)) if np.isfinite(row.loss) else np.nan
+                rows.append(base | dict(metric="log gap", value=gap))
+        base = dict(run=name, round=round(run.rows[-1].epoch, 4), clock=run.rows[-1].time)
+        goal = goals.get(twin(own[name]))
+        if goal is not None and own[name]["way"] in WAYS[:2]:
+            there = reached(run.rows, goal)
+            for metric, value in (
+                ("log speed", -np.log(there.time) if there else np.nan),
+                ("passes", there.epoch if there else np.nan),
+            ):
+                rows.append(base | dict(split="time", metric=metric, value=value))
+        if best is not None and len(reference) == 1:
+            away = np.linalg.norm(run.w - reference[0]) / np.linalg.norm(reference[0])
+            rows.append(base | dict(split="end", metric="distance", value=away))
+        rows += [base | dict(split="test", metric=metric, value=value)
+                 for metric, value in judged(s["loss"], test_x @ run.w, test_y)]  # fmt: skip
+    return rows
+
+
+def carried_out(r: Racing, problem: Problem, seed: int) -> Run:
+    """Carry out one run of a race."""
+    q, share = problem.q, dominated(r["method"], r["passes"]) / r["passes"]
+    setting: dict[str, Any] = dict(
+        epochs=share * r["passes"], every=share * r["every"], seed=seed,
+        compute=costs(problem, seed, r.get("even", False)), delays=LINKS[r.get("links", "near")],
+    )  # fmt: skip
+    if r["way"] == "waiting":
+        return synchronous(problem, r["method"], r["lr"], active=r["active"], **setting)
+    if r["way"] == "pooled":
+        setting["compute"] = 1.0
+        return pooled(problem, r["method"], r["lr"], log=False, **setting)
+    if r["way"] == "own labels":  # as many steps for each block that moves as elsewhere
+        half = q // 2
+        for key in ("epochs", "every"):
+            setting[key] *= half
+        return afsvrg_vp(problem, r["lr"], active=half, inner=half * problem.n, log=False,
+                         **setting)  # fmt: skip
+    return simulate_parties(problem, r["method"], r["lr"], active=r["active"], log=False, **setting)
+
+
+def dominated(method: str, passes: float) -> float:
+    """Return the passes of n dominated steps among all: SVRG's n steps follow a whole pass each."""
+    return {"sgd": passes, "svrg": passes / 2, "saga": max(passes - 1, passes / 2)}[method]
+
+
+def costs(problem: Problem, seed: int, even: bool) -> np.ndarray:
+    """Return times per feature, ``[q]``: an ordinary block costs about 1, the slow one more."""
+    draw, q = stream(seed, "straggler"), problem.q
+    party, slow = int(draw.integers(q)), float(draw.uniform(*SLOWER))
+    return straggler(q, party, 0.0 if even else slow, compute=q / problem.d)
+
+
+def twin(r: Racing) -> tuple[str, str]:
+    """Return what a run and the synchronous run that sets its goal have in common."""
+    return r["method"], r.get("links", "near")
+
+
+def set_goals(own: dict[str, Racing], made: dict[str, Run]) -> dict[tuple[str, str], float]:
+    """Return the loss that each synchronous run sets, where there is one of its kind alone."""
+    waiting = [name for name, r in own.items() if r["way"] == "waiting"]
+    kinds = [twin(own[name]) for name in waiting]
+    found = {}
+    for name, kind in zip(waiting, kinds, strict=True):
+        if kinds.count(kind) == 1:
+            until = own[name]["goal"]
+            late = [row.loss for row in made[name].rows if 0.9 * until <= row.epoch <= until]
+            late = late or [row.loss for row in made[name].rows if row.epoch <= until][-1:]
+            found[kind] = float(np.mean(late))
+    return found
+
+
+def reached(rows: Sequence[Row], goal: float) -> Row | None:
+    """Return the first look after the start at or below a loss; None if there is none."""
+    return next((row for row in rows if row.loss <= goal and row.time > 0), None)
+
+
+def best_known(problem: Problem, runs: Iterable[Run]) -> float:
+    """Return the lowest loss that is found by L-BFGS, from 0 and from the best end, or by a run."""
+    ends = [(run.rows[-1].loss, k, run.w) for k, run in enumerate(runs)]
+    ends = [end for end in ends if np.isfinite(end[0])]
+    starts = [np.zeros(problem.d)] + [min(ends)[2]] * bool(ends)
+    found = [optimum(problem, start)[0] for start in starts]
+    return min([*found, *(row.loss for run in runs for row in run.rows if row.loss == row.loss)])
+
+
+def optimum(problem: Problem, start: np.ndarray) -> tuple[float, np.ndarray]:
+    """Return the loss and the model at which L-BFGS ends."""
+    limits = dict(maxiter=5000, maxfun=20000, ftol=1e-16, gtol=1e-11, maxcor=30)
+    end = minimize(
+        problem.objective, start, jac=problem.gradient, method="L-BFGS-B", options=limits
+    )
+    return float(end.fun), end.x
+
+
+def kept(rows: Sequence[Row], looks: int) -> Iterator[Row]:
+    """Yield about so many of the looks, evenly in passes, and every one of the first five."""
+    places = np.linspace(0, len(rows) - 1, min(looks, len(rows))).astype(int)
+    yield from (rows[k] for k in sorted({*range(min(5, len(rows))), *places.tolist()}))
+
+
+def finite(loss: float) -> float:
+    """Return a loss, infinite when it is no number."""
+    return loss if np.isfinite(loss) else np.inf
+
+
+def judged(loss: str, z: np.ndarray, y: np.ndarray) -> Iterator[tuple[str, float]]:
+    """Yield how good scores ``z [tests]`` are, by name."""
+    if loss != "logistic":
+        yield "RMSE", float(np.sqrt(np.mean((z - y) ** 2)))
+        return
+    yield "accuracy", float(np.mean(np.where(z > 0, 1.0, -1.0) == y))
+    yield "AUC", auc(z, y)
+    yield "log-loss", float(np.mean(np.logaddexp(0.0, -y * z)))
+
+
+def auc(z: np.ndarray, y: np.ndarray) -> float:
+    """Return how often a positive row has the higher score than a negative one, ties half."""
+    positive, ranks = y > 0, rankdata(z)
+    a, b = positive.sum(), (~positive).sum()
+    return float((ranks[positive].sum() - a * (a + 1) / 2) / (a * b)) if a and b else float("nan")
+
+
+# --- speed-up -------------------------------------------------------------------------------------
+
+
+@alike("seeds")
+def speedup(job: Job[Scaling]) -> Outcome:
+    """Measure the simulated time to a gap for several numbers of parties.
+
+    Rows have the column ``parties``. ``time``: of the first look at a gap of at most ``gap``;
+    ``speed-up``: that of one party over it; ``slope``: of the straight line through 0 that fits
+    the speed-up against the parties best; ``slope from two``: of the speed-up over two parties
+    against half the parties.
+    """
+    check_runs(job.settings)
+    s, table = job.settings, read(job.settings)
+    return Outcome(each_seed(job, lambda seed: scaled(s, table, seed)), {}, table.hashes)
+
+
+def scaled(s: Scaling, table: Table, seed: int) -> list[dict[str, Any]]:
+    """Return the rows of one seed."""
+    problem = deal({**s, "parties": 1}, table, seed)[0]
+    unit = s["parties"] / problem.d  # times are in reads of a block of so many parties
+    best, rows = min(optimum(problem, w)[0] for w in (np.zeros(problem.d), nudged(problem))), []
+    for run in s["runs"]:
+        r, times = {**s, **run}, {}
+        for q in s["parties_grid"]:
+            dealt = replace(problem, blocks=split_features(problem.d, q, seed))
+            slow = costs(dealt, seed, even=q == 1) * problem.d / q  # in units of an ordinary block
+            share = dominated(r["method"], r["passes"]) / r["passes"]
+            setting = dict(
+                epochs=share * r["passes"], every=share * r["every"], seed=seed,
+                active=min(s["active"], q), compute=unit * slow, delays=LINKS[r["links"]],
+            )  # fmt: skip
+            if r["way"] == "waiting":
+                found = synchronous(dealt, r["method"], r["lr"], **setting)
+            else:
+                found = simulate_parties(dealt, r["method"], r["lr"], log=False, **setting)
+            times[q] = time_to(found.rows, best + r["gap"])
+        rows += told_times(run["run"], times, s["passes"])
+    return rows
+
+
+def nudged(problem: Problem) -> np.ndarray:
+    """Return another start for the optimiser: a long step along the negative gradient at 0."""
+    step = -problem.gradient(np.zeros(problem.d))
+    return step / max(float(np.linalg.norm(step)), FLOOR)
+
+
+def told_times(name: str, times: dict[int, float], passes: float) -> list[dict[str, Any]]:
+    """Return rows on times by the number of parties; a gap never reached has no speed-up."""
+    base = dict(run=name, round=passes, split="speed-up")
+    ratios = speed_up(times) if np.isfinite(times[1]) else dict.fromkeys(times, np.nan)
+    rows = [base | dict(parties=q, metric="time", value=t) for q, t in times.items()]
+    rows += [base | dict(parties=q, metric="speed-up", value=v) for q, v in ratios.items()]
+    for metric, base_q in (("slope", 1), ("slope from two", 2)):
+        held = {q: t for q, t in times.items() if q >= base_q}
+        value = np.nan
+        if base_q in held and np.isfinite(held[base_q]):
+            value = slope_through_0(speed_up(held, base_q), base_q)
+        rows.append(base | dict(parties=0, metric=metric, value=value))
+    return rows
+
+
+def slope_through_0(ratios: dict[int, float], base: int = 1) -> float:
+    """Return the least-squares slope of speed-ups against ``parties / base``, through 0."""
+    x, y = np.array([*ratios]) / base, np.array([*ratios.values()])
+    return float(x @ y / (x @ x))
+
+
+# --- rates ----------------------------------------------------------------------------------------
+
+
+@alike("seeds")
+def convergence(job: Job[Converging]) -> Outcome:
+    """Run to the floor at fixed rates, with a bound on how late an update may be.
+
+    Rows of the split ``train`` hold the ``log10 gap``; those of the split ``end`` the ``log
+    plateau``, the logarithm of the mean gap over the second half, ``lowest``, the lowest log10 gap,
+    and ``straightness``, R² of the best straight line through the log10 gaps above 1e-11.
+    """
+    check_runs(job.settings)
+    s, table = job.settings, read(job.settings)
+    return Outcome(each_seed(job, lambda seed: converged(s, table, seed)), {}, table.hashes)
+
+
+def converged(s: Converging, table: Table, seed: int) -> list[dict[str, Any]]:
+    """Return the rows of one seed."""
+    problem, rows, made = deal(s, table, seed)[0], [], {}
+    for run in s["runs"]:
+        r = {**s, **run}
+        share = dominated(r["method"], r["passes"]) / r["passes"]
+        made[run["run"]] = simulate_parties(
+            problem, r["method"], r["lr"], epochs=share * r["passes"], every=share * r["every"],
+            active=s["active"], bound=s["bound"], delays=LINKS["far"], seed=seed, log=False,
+            compute=costs(problem, seed, False),
+        )  # fmt: skip
+    best = best_known(problem, made.values())
+    for name, run in made.items():
+        passes = np.array([row.epoch for row in run.rows])
+        gaps = np.maximum([row.loss - best for row in run.rows], FLOOR)
+        for at, gap in zip(passes, gaps, strict=True):
+            rows.append(dict(run=name, round=round(at, 4), split="train", metric="log10 gap",
+                             value=np.log10(gap)))  # fmt: skip
+        told = dict(run=name, round=round(passes[-1], 4), split="end")
+        half = passes > passes[-1] / 2
+        for metric, value in (
+            ("log plateau", np.log(gaps[half].mean())),
+            ("lowest", np.log10(gaps.min())),
+            ("straightness", straightness(passes, gaps)),
+        ):
+            rows.append(told | dict(metric=metric, value=value))
+    return rows
+
+
+def straightness(passes: np.ndarray, gaps: np.ndarray, floor: float = 1e-11) -> float:
+    """Return R² of the straight line that fits the logarithm of the gaps until a floor best."""
+    below = np.flatnonzero(gaps < floor)
+    stop = below[0] if len(below) else len(gaps)
+    x, y = passes[:stop], np.log10(gaps[:stop])
+    return float(np.corrcoef(x, y)[0, 1] ** 2) if stop > 2 else float("nan")
+
+
+# --- attacks --------------------------------------------------------------------------------------
+
+
+@alike("seeds")
+def secrets(job: Job[Prying]) -> Outcome:
+    """Attack the messages of runs: what does a party learn that has no labels, or other columns?
+
+    Rows of the split ``labels``: ``right``, the share of the labels that it reads correctly among
+    those that a message was about, ``told``, the share of all that this is, and ``guessing``, that
+    of the more frequent class. Of the split ``features``: ``error``, the relative error of another
+    party's features but for order and signs of its columns, ``shape error``, the same but for a
+    rotation, and ``rank``, how many features it sees there to be.
+    """
+    check_runs(job.settings)
+    s, table = job.settings, read(job.settings)
+
+    def attacked(seed: int) -> list[dict[str, Any]]:
+        rows = []
+        for run in s["runs"]:
+            r = {**s, **run}
+            base = dict(run=run["run"], round=0, split=r["attack"])
+            found = ATTACKS[r["attack"]](r, deal(r, table, seed)[0], seed)
+            rows += [base | dict(metric=metric, value=value) for metric, value in found]
+        return rows
+
+    return Outcome(each_seed(job, attacked), {}, table.hashes)
+
+
+def label_attack(r: Prying, problem: Problem, seed: int) -> Iterator[tuple[str, float]]:
+    """Read labels off ``(ϑ, i)``, as the last party gets them, which has no labels."""
+    run = simulate_parties(
+        problem, r["method"], r["lr"], epochs=1, active=r["active"], delays=LINKS["far"],
+        compute=costs(problem, seed, False), seed=seed, log=False,
+    )  # fmt: skip
+    found = attacks.labels(run.messages.theta, run.messages.i, problem.n)
+    if r["method"] != "sgd":  # one value for each sample, before the first step
+        start = problem.theta(problem.scores(np.zeros(problem.d)), problem.y)
+        found = attacks.labels(start, np.arange(problem.n), problem.n)
+    told = found != 0
+    yield "right", float((found == problem.y)[told].mean())
+    yield "told", float(told.mean())
+    yield "guessing", float(max((problem.y > 0).mean(), (problem.y < 0).mean()))
+
+
+def feature_attack(r: Prying, problem: Problem, seed: int) -> Iterator[tuple[str, float]]:
+    """Let the dominator of two parties go after the other's columns, from SVRG's snapshots."""
+    width, d = r["width"], problem.d
+    order = stream(seed, "attacked columns").permutation(d)
+    theirs = np.sort(order[:width])
+    blocks = (np.sort(order[width:]), theirs)
+    problem = replace(problem, blocks=blocks)
+    loops = 2 * width + 2
+    run = simulate_parties(
+        problem, "svrg", r["lr"], epochs=loops, active=1, seed=seed, log=False, keep="snapshots"
+    )
+    models = np.vstack([run.snapshots, run.w])
+    seen = (
+        models[:, theirs] @ problem.x[:, theirs].T,
+        run.messages.theta.reshape(loops, -1),
+        run.messages.i.reshape(loops, -1),
+        np.array([problem.theta(problem.scores(w), problem.y) for w in models[:-1]]),
+    )
+    secret, lam = problem.x[:, theirs], problem.lam
+    if problem.regulariser == "nonconvex":
+        found = attacks.features_up_to_signs(*seen, r["lr"], lam, seed=seed).x
+    else:
+        found = attacks.embedding(attacks.gram(*seen, r["lr"], lam), width)
+    yield "error", attacks.distance(found, secret, "signs")
+    yield "shape error", attacks.distance(found, secret, "rotation")
+    yield "rank", float(attacks.snapshot_rank(seen[0]))
+
+
+ATTACKS = {"labels": label_attack, "features": feature_attack}
+
+
+# --- trees ----------------------------------------------------------------------------------------
+
+
+def trees(job: Job[Forest]) -> Outcome:
+    """Look for single parties that learn more than they may from a run of Algorithm 1.
+
+    ``opens`` is the share of pairs of trees from which some party alone learns a sum of others'
+    scores other than the total at the root, or the number of such parties where there is one pair;
+    ``pairs`` is how many satisfied Definition 4, out of ``tried``.
+    """
+    s, rows = job.settings, []
+    figure, lone = secure.FIGURE_5, ((1, 2), (1, 2))
+    singles = [
+        ("Figure 5", unsafe(figure)),
+        ("two parties", unsafe(lone) + len(secure.opened(lone, [1]))),
+        ("Figure 5, parties 2 and 3 together", len(secure.opened(figure, [2, 3]))),
+        ("chains", sum(unsafe(secure.chains(q)) for q in range(3, s["chains"] + 1))),
+    ]
+    rows += [dict(run=name, metric="opens", value=float(value)) for name, value in singles]
+    for q in s["parties_grid"]:
+        pairs = list(pairs_of_trees(q, s["pairs"]))
+        valid = [pair for pair in pairs if secure.significantly_different(pair)]
+        opens = np.mean([unsafe(pair) > 0 for pair in valid])
+        for metric, value in (("opens", opens), ("pairs", len(valid)), ("tried", len(pairs))):
+            rows.append(dict(run=f"{q} parties", metric=metric, value=float(value)))
+    return Outcome(pd.DataFrame(rows).assign(seed=0, round=0, split="trees"), {}, {})
+
+
+def unsafe(pair: secure.Trees) -> int:
+    """Return how many single parties learn more than they may."""
+    q = secure.check_trees(pair)
+    return sum(not secure.safe(pair, [party]) for party in range(1, q + 1))
+
+
+def binary_trees(parties: Sequence[int]) -> Iterator[secure.Tree]:
+    """Yield every binary tree over some parties, each once: the first party is on the left."""
+    if len(parties) == 1:
+        yield parties[0]
+        return
+    first, rest = parties[0], parties[1:]
+    for mask in range(2 ** len(rest) - 1):
+        left = [first, *(p for k, p in enumerate(rest) if mask >> k & 1)]
+        right = [p for k, p in enumerate(rest) if not mask >> k & 1]
+        for one in binary_trees(left):
+            for other in binary_trees(right):
+                yield one, other
+
+
+def pairs_of_trees(q: int, most: int) -> Iterator[secure.Trees]:
+    """Yield all pairs of two different binary trees over q parties, or so many drawn ones."""
+    forest = list(binary_trees(range(1, q + 1)))
+    if len(forest) * (len(forest) - 1) <= most:
+        yield from ((one, other) for one in forest for other in forest if one != other)
+        return
+    draw = stream(0, "pairs of trees", q)
+    for _ in range(most):
+        one, other = draw.choice(len(forest), 2, replace=False)
+        yield forest[one], forest[other]

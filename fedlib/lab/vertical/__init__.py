@@ -1,0 +1,1 @@
+"""What is tried on VFB²: attacks, mitigations, and parties as processes (MPI)."""

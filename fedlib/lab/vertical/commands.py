@@ -1,0 +1,67 @@
+"""What the chapter adds to the command line: ``fedlib vertical``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(help="VFB²: parties that hold columns, as processes.", no_args_is_help=True)
+
+
+@app.callback()
+def _group() -> None:
+    """Parties that hold columns (VFB²), as processes."""
+
+
+@app.command()
+def mpi(
+    parties: Annotated[int, typer.Option(help="q: a process for each.")] = 8,
+    active: Annotated[int, typer.Option(help="m: the first m hold labels.")] = 3,
+    algorithm: Annotated[str, typer.Option(help="sgd, svrg or saga.")] = "svrg",
+    data: Annotated[str, typer.Option(help="A set of columns, such as uci-credit.")] = (
+        "breast-cancer"
+    ),
+    epochs: Annotated[int, typer.Option(help="Passes over the data.")] = 5,
+    lr: Annotated[float, typer.Option(help="Step size γ.")] = 0.01,
+    lam: Annotated[float, typer.Option(help="λ, the weight of the regulariser.")] = 1e-4,
+    loss: Annotated[
+        str | None, typer.Option(help="logistic, squared or robust. Default: by the data.")
+    ] = None,
+    regulariser: Annotated[str, typer.Option(help="l2, nonconvex or none.")] = "l2",
+    threads: Annotated[
+        int | None, typer.Option(help="k: collaborators of a party. Default: m.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the split, the features' owners, the samples.")] = 0,
+    patience: Annotated[float, typer.Option(help="Seconds of silence that end a run.")] = 60.0,
+) -> None:
+    """Run VFB² with a process for each party, over MPI; seconds are those of this machine."""
+    import numpy as np
+
+    from fedlib.lab.vertical.mpi import find_launcher, run_parties
+    from fedlib.papers.vertical.data import load_columns
+    from fedlib.papers.vertical.problem import Problem, split_features
+
+    find_launcher()  # before anything is loaded
+    held = load_columns(data, seed)
+    loss = loss or ("logistic" if held.classes else "squared")
+    d = held.train_x.shape[1]
+    problem = Problem(
+        held.train_x, held.train_y, split_features(d, parties, seed), loss, lam, regulariser
+    )
+    typer.echo(f"{data}: {problem.n} rows, {d} columns, {parties} parties, {active} with labels.")
+    run = run_parties(
+        problem, algorithm, lr, epochs=epochs, active=active, threads=threads, seed=seed,
+        patience=patience,
+    )  # fmt: skip
+    typer.echo("passes  seconds  loss")
+    for row in run.rows:
+        typer.echo(f"{row.epoch:6g}  {row.time:7.2f}  {row.loss:.6f}")
+    z = held.test_x @ run.w
+    if held.classes:
+        typer.echo(f"Right on {np.mean(np.sign(z) == held.test_y):.4f} of {len(z)} test rows.")
+    else:
+        typer.echo(f"Root mean square error on {len(z)} test rows: "
+                   f"{np.sqrt(np.mean((z - held.test_y) ** 2)):.5f}.")  # fmt: skip
+    kinds = ", ".join(f"{count} {kind}" for kind, count in run.messages.items())
+    typer.echo(f"Messages: {kinds}; {sum(run.bytes.values())} bytes.")

@@ -1,0 +1,334 @@
+"""VFB² for real: one process a party, over MPI, on the clock of this machine.
+
+:func:`run_parties` deals the columns out to files, one a party, lets ``mpiexec`` start a process
+for each (`fedlib.lab.vertical.wire`), watches them, and puts the blocks together in the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import re
+import selectors
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from scipy import sparse
+
+import fedlib
+from fedlib.engine.checks import check_whole_number
+from fedlib.errors import FedlibError
+from fedlib.papers.vertical.problem import Problem
+from fedlib.papers.vertical.runs import Row
+from fedlib.papers.vertical.setup import at_least, checked_setup
+from fedlib.population.delays import Deterministic
+
+INSTALL = (
+    "Install mpi4py and an MPI: pip install 'fedlib[vertical]', or pip install mpi4py mpich. The "
+    "simulator, fedlib.papers.vertical.simulate_parties, needs neither."
+)
+START = 300.0
+"""Seconds that processes may take to start: each imports what this one has imported."""
+
+_KINDS = ("ask", "score", "mask", "backward", "pass", "barrier")
+_TABLE = 1 << 31  # bytes that SAGA's tables may take in all
+
+
+@dataclass(frozen=True)
+class WireRun:
+    """What came of the processes.
+
+    Attributes
+    ----------
+    w
+        The model, ``[d]``.
+    rows
+        After each pass over the data: seconds on the clock since the first party was ready,
+        passes (SVRG's and SAGA's own counted), steps, and the loss. Parties pass the mark one
+        after the other; a row has the time of the last of them.
+    messages, bytes
+        Sent in all, by kind: ``"ask"`` for a score, ``"score"`` and ``"mask"`` up the two trees,
+        ``"backward"`` (ϑ and i), ``"pass"`` (all ϑ at once), ``"barrier"``.
+    """
+
+    w: np.ndarray
+    rows: list[Row]
+    messages: dict[str, int]
+    bytes: dict[str, int]
+
+
+def run_parties(
+    problem: Problem,
+    method: str,
+    lr: float,
+    *,
+    epochs: int = 10,
+    active: int | Sequence[int] = 1,
+    threads: int | None = None,
+    table: str | None = None,
+    seed: int = 0,
+    patience: float = 60.0,
+    watch: Callable[[dict[int, int]], None] | None = None,
+) -> WireRun:
+    """Run VFB² with a process for each party, on this machine.
+
+    Parameters
+    ----------
+    problem
+        Data, parties (two or more) and objective. A process gets its own columns, and the labels
+        if it is active.
+    method, lr, active, threads, table
+        As in :func:`~fedlib.papers.vertical.algorithm.simulate_parties`. Writes of threads take
+        turns; what they have read may be out of date.
+    epochs
+        Passes of n dominated steps; with SVRG each begins with a snapshot.
+    seed
+        Draws the samples. Arrival times are the machine's, so two runs differ in rounding and in
+        the order of updates.
+    patience
+        Seconds of silence after which a party counts as lost, and the run is ended.
+    watch
+        Called now and then with the process number of each party that has started.
+
+    Returns
+    -------
+    WireRun
+
+    Raises
+    ------
+    FedlibError
+        Without MPI, saying what to install; when a party dies or falls silent, naming it: all
+        others are ended then.
+    """
+    check_whole_number("epochs", epochs)
+    at_least("patience", patience, 1)
+    setup = checked_setup(problem, method, lr, active, threads, 1.0, Deterministic(0.0), None, True,
+                          table, 0.0, True, seed, None, epochs * problem.n, False)  # fmt: skip
+    if problem.q < 2:
+        raise FedlibError("Processes need two parties or more; one party needs no messages.")
+    if method == "saga" and setup.table == "full" and 8 * problem.n * problem.d > _TABLE:
+        raise FedlibError(
+            f"SAGA's table of {problem.n} x {problem.d} numbers is too large. Let it remember ϑ "
+            "alone: table='theta'."
+        )
+    phases = epochs if method == "svrg" else 1
+    job = {
+        "n": problem.n, "method": method, "lr": setup.lr, "loss": problem.loss,
+        "lam": problem.lam, "regulariser": problem.regulariser, "active": setup.active,
+        "threads": setup.threads, "table": setup.table, "seed": seed, "phases": phases,
+        "steps": setup.steps // phases,
+    }  # fmt: skip
+    launcher = find_launcher()
+    with tempfile.TemporaryDirectory(prefix="fedlib-vertical-") as name:
+        folder = Path(name)
+        _deal(problem, setup.active, folder)
+        (folder / "job.json").write_text(json.dumps(job), "utf-8")
+        _attend(launcher, problem.q, folder, patience, watch)
+        return _collect(problem, method, folder)
+
+
+def find_launcher() -> str:
+    """Return the ``mpiexec`` beside this Python, or on the path.
+
+    Raises
+    ------
+    FedlibError
+        Without it or without mpi4py, saying what to install.
+    """
+    if importlib.util.find_spec("mpi4py") is None:
+        raise FedlibError(f"Processes talk over MPI, and mpi4py is not installed. {INSTALL}")
+    beside = Path(sysconfig.get_path("scripts")) / "mpiexec"
+    found = str(beside) if os.access(beside, os.X_OK) else shutil.which("mpiexec")
+    if found is None:
+        raise FedlibError(f"There is no mpiexec to start processes with. {INSTALL}")
+    return found
+
+
+def _deal(problem: Problem, active: Sequence[int], folder: Path) -> None:
+    """Write each party's columns, and the labels for active ones."""
+    for l, block in enumerate(problem.blocks):
+        x = problem.x[:, block]
+        if sparse.issparse(x):
+            x.sort_indices()
+            held = {"data": x.data, "indices": x.indices, "indptr": x.indptr, "shape": x.shape}
+        else:
+            held = {"x": x}
+        if l in active:
+            held["y"] = problem.y
+        np.savez(folder / f"party-{l}.npz", **held)
+    np.zeros((problem.q, 3)).tofile(folder / "beats")
+
+
+def _attend(
+    launcher: str,
+    q: int,
+    folder: Path,
+    patience: float,
+    watch: Callable[[dict[int, int]], None] | None,
+) -> None:
+    """Start the processes and stay with them; on any fault end all and say whose it was."""
+    begun, beats = time.time(), np.memmap(folder / "beats", np.float64, "r", shape=(q, 3))
+    progress, moved = -1.0, begun
+    with _lines(folder, q) as ended, _started(launcher, q, folder) as (running, pids):
+        while running.poll() is None:
+            ended(0.05)
+            now, held = time.time(), np.array(beats)
+            pids.update({l: int(pid) for l, pid in enumerate(held[:, 0]) if pid})
+            if held[:, 2].sum() != progress or len(pids) < q:
+                progress, moved = held[:, 2].sum(), now
+            if watch is not None:
+                watch(dict(pids))
+            late = [l for l in pids if now - held[l, 1] > patience
+                    and not (folder / f"result-{l}.npz").exists()]  # fmt: skip
+            if late:
+                raise FedlibError(
+                    f"Party {late[0]} (process {pids[late[0]]}) has been silent for {patience:g} "
+                    "seconds; all parties were ended."
+                )
+            if now - moved > patience:
+                raise FedlibError(
+                    f"No party has moved for {patience:g} seconds; all were ended. {_said(folder)}"
+                )
+            if len(pids) < q and now - begun > START:
+                missing = [l for l in range(q) if l not in pids]
+                raise FedlibError(
+                    f"Parties {missing} have not started in {START:g} seconds; all were ended. "
+                    f"{_said(folder)}"
+                )
+        pids.update({l: int(pid) for l, pid in enumerate(beats[:, 0]) if pid})
+        if running.returncode or not all((folder / f"result-{l}.npz").exists() for l in range(q)):
+            raise FedlibError(_whose(folder, q, pids, ended(0), running.returncode))
+
+
+@contextlib.contextmanager
+def _lines(folder: Path, q: int) -> Iterator[Callable[[float], list[int]]]:
+    """Keep a pipe to each party, which it holds open as long as it lives.
+
+    Yields what waits and returns the parties that have ended so far, the first one first. A
+    launcher ends all when one dies and does not say reliably which it was.
+    """
+    selector, ended = selectors.DefaultSelector(), []
+
+    def look(seconds: float) -> list[int]:
+        for key, _ in selector.select(seconds):
+            selector.unregister(key.fileobj)
+            ended.append(key.data)
+        if not selector.get_map():
+            time.sleep(seconds)
+        return ended
+
+    with contextlib.ExitStack() as stack:
+        stack.callback(selector.close)
+        for l in range(q):
+            os.mkfifo(folder / f"alive-{l}")
+            line = os.open(folder / f"alive-{l}", os.O_RDONLY | os.O_NONBLOCK)
+            stack.callback(os.close, line)
+            selector.register(line, selectors.EVENT_READ, l)
+        yield look
+
+
+@contextlib.contextmanager
+def _started(
+    launcher: str, q: int, folder: Path
+) -> Iterator[tuple[subprocess.Popen, dict[int, int]]]:
+    """Start ``mpiexec``; whatever happens, leave no process behind."""
+    home = str(Path(fedlib.__file__).parents[1])
+    path = os.pathsep.join(filter(None, [home, os.environ.get("PYTHONPATH")]))
+    env = os.environ | {
+        "PYTHONPATH": path,
+        "OMP_NUM_THREADS": "1",  # there are as many processes as parties already
+        "HYDRA_LAUNCHER": "fork",  # MPICH: all on this machine, no ssh
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",  # Open MPI
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "OMPI_MCA_rmaps_base_oversubscribe": "1",  # more parties than cores
+        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    }
+    code = "from fedlib.lab.vertical.wire import main; main()"
+    command = [launcher, "-n", str(q), sys.executable, "-c", code, str(folder)]
+    pids: dict[int, int] = {}
+    with (folder / "output").open("wb") as output:
+        try:
+            running = subprocess.Popen(
+                command,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise FedlibError(f"{launcher} cannot be started: {error}. {INSTALL}") from error
+        try:
+            yield running, pids
+        finally:
+            _end(running, pids)
+
+
+def _end(running: subprocess.Popen, pids: dict[int, int]) -> None:
+    """End ``mpiexec`` and, if it does not manage to, the parties."""
+    if running.poll() is not None:
+        return
+    running.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        running.wait(2)
+    for pid in pids.values():  # one that was stopped does not hear anything softer
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(running.pid, signal.SIGKILL)
+    running.wait()
+
+
+def _whose(folder: Path, q: int, pids: dict[int, int], ended: list[int], code: int) -> str:
+    """Return a message that names the party at fault."""
+    for l in range(q):
+        error = folder / f"error-{l}"
+        if error.exists():
+            return f"Party {l} failed, and all parties were ended: {error.read_text('utf-8')}"
+    lost = [l for l in ended if not (folder / f"result-{l}.npz").exists()]
+    if not lost:
+        return f"The parties did not finish; mpiexec returned {code}. {_said(folder)}"
+    said = re.search(r"EXIT STRING: (.+)", (folder / "output").read_text("utf-8", "replace"))
+    why = said[1].strip() if said else f"mpiexec returned {code}"
+    process = f" (process {pids[lost[0]]})" if lost[0] in pids else ""
+    return f"Party {lost[0]}{process} died: {why}. All parties were ended with it."
+
+
+def _said(folder: Path) -> str:
+    """Return the end of what the processes printed."""
+    said = (folder / "output").read_text("utf-8", "replace").strip()
+    return f"They printed: {said[-2000:]}" if said else "They printed nothing."
+
+
+def _collect(problem: Problem, method: str, folder: Path) -> WireRun:
+    """Put the blocks together."""
+    held = [np.load(folder / f"result-{l}.npz") for l in range(problem.q)]
+    began = min(float(part["began"]) for part in held)
+
+    def whole(parts: list[np.ndarray]) -> np.ndarray:
+        w = np.empty(problem.d)
+        for block, part in zip(problem.blocks, parts, strict=True):
+            w[block] = part
+        return w
+
+    rows = [Row(0.0, 0.0, 0, problem.objective(np.zeros(problem.d)))]
+    curves = [part["curve"] for part in held]
+    for mark in range(len(curves[0])):
+        late = max(float(part["times"][mark]) for part in held) - began
+        own = {"sgd": 0, "saga": 1, "svrg": mark + 1}[method]
+        w = whole([curve[mark] for curve in curves])
+        rows.append(Row(late, mark + 1.0 + own, (mark + 1) * problem.n, problem.objective(w)))
+    sent = sum(part["sent"] for part in held)[1:]
+    messages, size = (dict(zip(_KINDS, sent[:, k].tolist(), strict=True)) for k in (0, 1))
+    return WireRun(whole([part["w"] for part in held]), rows, messages, size)
