@@ -29,6 +29,16 @@ def place(tmp_path):
     return dict(page=page, home=tmp_path / "seeds", out=tmp_path / "joined")
 
 
+def test_seeds_may_be_made_together(place, tmp_path):
+    alone = {"1": (1,), "2": (2,)}
+    assert queue.parts(*FIG3) == alone and queue.parts(*FIG3, together=2) == {"1-2": (1, 2)}
+    place["page"].write_text(place["page"].read_text().replace("0.5", "0.5\ntogether = 2", 1))
+    told = []
+    queue.work(1, told.append, **place)
+    assert [row["seeds"] for row in queue.rows(**place)][0] == "2/2"
+    assert any("fig3.smoke: seed 1, 2 begins" in line for line in told)
+
+
 def in_order(frame: pd.DataFrame) -> pd.DataFrame:
     columns = [c for c in frame if c != "value"]
     return frame.sort_values(columns, kind="stable").reset_index(drop=True)
@@ -98,7 +108,7 @@ def test_one_that_cannot_be_made_keeps_no_other_waiting(place, monkeypatch):
 
 def test_the_book_s_queue_asks_for_what_there_is_and_tunes_first():
     held = queue.read()
-    names = [row[:3] for row in held]
+    names = [(row["paper"], row["experiment"], row["profile"]) for row in held]
     assert len(set(names)) == len(names)
     for place, (paper, experiment, profile) in enumerate(names):
         s = catalogue.settings(paper, experiment, profile)

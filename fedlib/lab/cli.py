@@ -132,7 +132,7 @@ def run(
     paper: Annotated[str, typer.Argument(help="For example: participation.")],
     experiment: Annotated[str, typer.Argument(help="For example: fig1. See: fedlib list.")],
     profile: Annotated[
-        str, typer.Option(help="smoke, quick or paper; fedlib list says what took how long.")
+        str, typer.Option(help="smoke, quick, long or paper; fedlib list says what took how long.")
     ] = "quick",
     seeds: Annotated[
         str | None, typer.Option(help="How many, or which: 3, or 4,5,6. Default: the profile's.")
@@ -197,7 +197,7 @@ def join(
     experiment: Annotated[str, typer.Argument(help="For example: fig1.")],
     sources: Annotated[list[Path], typer.Argument(help="Folders of records, two or more.")],
     out: Annotated[Path, typer.Option(callback=_folder, help="Folder for the joined record.")],
-    profile: Annotated[str, typer.Option(help="smoke, quick or paper.")] = "quick",
+    profile: Annotated[str, typer.Option(help="smoke, quick, long or paper.")] = "quick",
 ) -> None:
     """Join records of one experiment that were run with different seeds."""
     from fedlib.lab.evidence import records

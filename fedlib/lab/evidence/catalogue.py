@@ -14,7 +14,7 @@ from fedlib.errors import FedlibError, nearest, unknown
 from fedlib.lab.job import settings_of, study
 from fedlib.schema import Page, conform, keys, read_toml
 
-Profile = Literal["smoke", "quick", "paper"]
+Profile = Literal["smoke", "quick", "long", "paper"]
 PROFILES = get_args(Profile)
 
 _SHARED = ("profiles", "common")
@@ -39,6 +39,7 @@ class Experiment(Page):
     runs: NotRequired[list[dict[str, Any]]]
     smoke: NotRequired[dict[str, Any]]
     quick: NotRequired[dict[str, Any]]
+    long: NotRequired[dict[str, Any]]
     paper: NotRequired[dict[str, Any]]
 
 
@@ -77,10 +78,11 @@ def names(paper: str) -> list[str]:
 
 
 def profiles(paper: str, experiment: str) -> Sequence[str]:
-    """Return the profiles at which an experiment can be run."""
+    """Return the profiles at which an experiment can be run; ``long`` where it has a table."""
     if experiment not in names(paper):
         raise unknown("experiment", experiment, names(paper))
-    return _table(paper)[experiment].get("only", PROFILES)
+    entry = _table(paper)[experiment]
+    return entry.get("only", [name for name in PROFILES if name != "long" or name in entry])
 
 
 def modules(paper: str) -> list[str]:

@@ -17,7 +17,7 @@ from fedlib import files, paths
 from fedlib.engine.simulation import OutOfTime
 from fedlib.errors import FedlibError
 from fedlib.lab.evidence import ages, catalogue, experiments, records
-from fedlib.schema import Page, PositiveFloat, read_toml
+from fedlib.schema import Page, PositiveFloat, PositiveInt, read_toml
 
 HOUR = 3600.0
 
@@ -29,6 +29,7 @@ class Entry(Page):
     experiment: str
     profile: NotRequired[str]  # paper, if not said
     hours: PositiveFloat  # that all its seeds are expected to take on one core
+    together: NotRequired[PositiveInt]  # seeds that are made at once, which takes less for each
 
 
 class Queue(Page):
@@ -37,20 +38,25 @@ class Queue(Page):
     record: list[Entry]
 
 
-def read(page: Path | None = None) -> list[tuple[str, str, str, float]]:
-    """Return paper, experiment, profile and expected hours of every record in the queue."""
+def read(page: Path | None = None) -> list[Entry]:
+    """Return every record in the queue, with its profile."""
     held = read_toml(page or paths.data_folder() / "queue.toml", Queue)["record"]
-    return [(e["paper"], e["experiment"], e.get("profile", "paper"), e["hours"]) for e in held]
+    return [{"profile": "paper", **entry} for entry in held]
 
 
 # --- one record -----------------------------------------------------------------------------------
 
 
-def parts(paper: str, experiment: str, profile: str) -> dict[str, tuple[int, ...]]:
+def parts(
+    paper: str, experiment: str, profile: str, together: int = 1
+) -> dict[str, tuple[int, ...]]:
     """Return the seeds of each part of a record; a grid grows for all of its seeds alike."""
     s = catalogue.settings(paper, experiment, profile)
     seeds = experiments.choose_seeds(s, None)
-    return {"tuning": seeds} if "tunes" in s else {str(seed): (seed,) for seed in seeds}
+    if "tunes" in s:
+        return {"tuning": seeds}
+    each = [seeds[first : first + together] for first in range(0, len(seeds), together)]
+    return {"-".join(map(str, some)): tuple(some) for some in each}
 
 
 def is_there(paper: str, experiment: str, profile: str, source: str | Path | None = None) -> bool:
@@ -100,8 +106,9 @@ def rows(
         record; state; seeds, those that are done and all; hours spent, and hours needed still.
     """
     home, found = home or paths.data_folder() / "seeds", []
-    for paper, experiment, profile, hours in read(page):
-        wanted = parts(paper, experiment, profile)
+    for entry in read(page):
+        paper, experiment, profile = (entry[key] for key in ("paper", "experiment", "profile"))
+        wanted = parts(paper, experiment, profile, entry.get("together", 1))
         seeds = sum(map(len, wanted.values()))
         done = [p for p in wanted if is_there(paper, experiment, profile, home / p)]
         spent = [_seconds(home / p / paper, experiment, profile) for p in wanted]
@@ -111,7 +118,7 @@ def rows(
         else:
             have = sum(len(wanted[part]) for part in done)
             each = sum(s for p, s in zip(wanted, spent, strict=True) if p in done)
-            whole = each / len(done) * len(wanted) if done else hours * HOUR
+            whole = each / len(done) * len(wanted) if done else entry["hours"] * HOUR
             needed = max(0.0, whole - sum(spent)) / HOUR
             state = "under way" if sum(spent) else "waiting"
         found.append({
@@ -155,10 +162,11 @@ def work(
         The queue, the folder for seeds and that for joined records; by default fedlib's own.
     """
     until, home = time.monotonic() + hours * HOUR, home or paths.data_folder() / "seeds"
-    for paper, experiment, profile, _ in read(page):
+    for entry in read(page):
+        paper, experiment, profile = (entry[key] for key in ("paper", "experiment", "profile"))
         name = f"{paper}/{experiment}.{profile}"
         try:
-            wanted = parts(paper, experiment, profile)
+            wanted = parts(paper, experiment, profile, entry.get("together", 1))
             if _is_joined(paper, experiment, profile, wanted, out):
                 continue
             ages.committed(paper, experiment, profile)

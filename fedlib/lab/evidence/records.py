@@ -223,7 +223,7 @@ def load(
     Parameters
     ----------
     profile
-        ``"smoke"``, ``"quick"``, ``"paper"``, or ``"largest"`` for the largest one stored.
+        ``"smoke"``, ``"quick"``, ``"long"``, ``"paper"``, or ``"largest"`` for the largest one.
     out
         Folder of records; default is the one that ships with fedlib.
 
