@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import math
 import re
 import sys
 from collections.abc import Iterator
@@ -36,6 +37,7 @@ def fill(tree: Path) -> None:
         text = page.read_text("utf-8")
         full = re.sub(r"<!-- generated: (\S+) -->", lambda found: _written(found[1]), text)
         page.write_text(full, "utf-8")
+    write_api(tree)
     with (tree / "book" / "references.bib").open("a", encoding="utf-8") as bibliography:
         for home in paths.papers("paper.bib").values():
             bibliography.write("\n" + (home / "paper.bib").read_text("utf-8"))
@@ -73,37 +75,86 @@ def folders() -> list[str]:
     return re.findall(r"^`fedlib\.(\w+)`", told, re.M)
 
 
-def modules(folder: Path) -> Iterator[str]:
-    """Yield the dotted names of a folder's modules and folders, and of what is inside these."""
-    shown = (path for path in folder.glob("*.py") if path.stem != "__init__")
-    files = (path for path in shown if _dotted(path.with_suffix("")) != "fedlib.lab.cli")
-    yield from sorted(_dotted(path.with_suffix("")) for path in files)
-    for inner in sorted(path.parent for path in folder.glob("*/__init__.py")):
-        yield _dotted(inner)
-        yield from modules(inner)
+def packages() -> Iterator[str]:
+    """Yield the dotted names of the package and of the folders in it, in order."""
+    yield "fedlib"
+    for name in folders():
+        home = ROOT / "fedlib" / name
+        yield f"fedlib.{name}"
+        yield from sorted(map(_dotted, (path.parent for path in home.glob("*/__init__.py"))))
 
 
 def _dotted(path: Path) -> str:
-    return ".".join(path.relative_to(ROOT).parts)
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts)
+
+
+def api_pages() -> dict[str, list[str]]:
+    """Return the modules on each page of the API: a page a folder, more where it would be long."""
+    found = {}
+    for package in packages():
+        home = ROOT / package.replace(".", "/")
+        each = {_dotted(path): len(path.read_text("utf-8").splitlines())
+                for path in sorted(home.glob("*.py")) if path.stem not in HIDDEN}  # fmt: skip
+        total = sum(each.values())
+        share, above = total / math.ceil(total / LONGEST), 0
+        pages: list[list[str]] = [[package]]
+        for module, lines in each.items():
+            if above + lines / 2 > share * len(pages):
+                pages.append([])
+            pages[-1].append(module)
+            above += lines
+        for number, modules in enumerate(pages, start=1):
+            found[f"book/api/{package}" + f"-{number}" * (number > 1)] = modules
+    return found
+
+
+LONGEST = 2300  # lines of source that a page of the API shows
+HIDDEN = ("__init__", "__main__", "cli")  # the first stands for its folder; commands have a table
 
 
 def api() -> Iterator[str]:
-    """Write a section for each folder of the package, with a part for each module."""
-    yield from _documented("fedlib")
-    for name in folders():
-        yield from _documented(f"fedlib.{name}", "##")
-        for module in modules(ROOT / "fedlib" / name):
-            yield from _documented(module, "###")
-    yield from ("## Beside the folders", "")
-    for name in ("errors", "files", "paths", "schema"):
-        yield from _documented(f"fedlib.{name}", "###")
+    """Write the table of the API's pages: what is where, each a link."""
+    yield from (":::{table}", ":widths: 30 70", "", "| Folder | Modules |", "|---|---|")
+    for page, modules in api_pages().items():
+        link = f"[{_title(modules)}]({page.removeprefix('book/')}.md)"
+        told = "; ".join(f"{{py:mod}}`{name.split('.')[-1]} <{name}>`" for name in modules)
+        yield f"| {link} | {_first(modules[0])} {told} |"
+    yield ":::"
 
 
-def _documented(module: str, heading: str = "") -> Iterator[str]:
-    if heading:
-        yield from (f"{heading} {module}", "")
-    inside = [] if (ROOT / module.replace(".", "/")).is_dir() else ["   :members:"]
-    yield from ("```{eval-rst}", f".. automodule:: {module}", *inside, "```", "")
+def _title(modules: list[str]) -> str:
+    """Return what a page is called: the folder, or from which module on it goes."""
+    if (ROOT / modules[0].replace(".", "/")).is_dir():
+        return modules[0]
+    return f"{modules[0].rpartition('.')[0]}, from {modules[0].rpartition('.')[2]} on"
+
+
+def _first(module: str) -> str:
+    """Return the first sentence about a module."""
+    path = ROOT / module.replace(".", "/")
+    text = (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text("utf-8")
+    return " ".join(ast.get_docstring(ast.parse(text)).split("\n\n")[0].split())
+
+
+def write_api(tree: Path) -> None:
+    """Write the pages of the API into a copy of the book, and into its table of contents."""
+    pages = api_pages()
+    for page, modules in pages.items():
+        lines = [f"# {_title(modules)}", ""]
+        for module in modules:
+            lines += [f"## {module}", ""] * (len(modules) > 1 or "-" in page)
+            inside = [] if (ROOT / module.replace(".", "/")).is_dir() else ["   :members:"]
+            lines += ["```{eval-rst}", f".. automodule:: {module}", *inside, "```", ""]
+        path = tree / f"{page}.md"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("\n".join(lines), "utf-8")
+    toc = tree / "_toc.yml"
+    listed = "".join(f"\n          - file: {page}" for page in pages)
+    text = toc.read_text("utf-8")
+    toc.write_text(text.replace(API, f"{API}\n        sections:{listed}"), "utf-8")
+
+
+API = "      - file: book/api"
 
 
 def commands() -> Iterator[str]:

@@ -15,8 +15,10 @@ from fedlib.lab.evidence import claims, records
 
 @pytest.fixture
 def copy(tmp_path):
-    """Return a tree with a page and the bibliography."""
+    """Return a tree with the table of contents, a page and the bibliography."""
     (tmp_path / "book").mkdir()
+    shutil.copy(pages.ROOT / "_toc.yml", tmp_path)
+    shutil.copy(pages.ROOT / "book" / "api.md", tmp_path / "book")
     shutil.copy(pages.ROOT / "book" / "references.bib", tmp_path / "book")
     return tmp_path
 
@@ -39,16 +41,25 @@ def test_only_the_comment_is_replaced(copy):
 
 
 def test_the_api_has_every_module_once():
-    text = "\n".join(pages.api())
-    shown = re.findall(r"automodule:: (\S+)", text)
+    shown = [module for page in pages.api_pages().values() for module in page]
     there = {
         ".".join(path.relative_to(pages.ROOT).with_suffix("").parts).removesuffix(".__init__")
         for path in (pages.ROOT / "fedlib").rglob("*.py")
     }
     hidden = {"fedlib.lab.cli", "fedlib.__main__"}
     assert len(shown) == len(set(shown)) and set(shown) == there - hidden
-    firsts = re.findall(r"^## fedlib\.(\w+)", text, re.M)
-    assert firsts == ["engine", "datasets", "population", "papers", "lab"]
+    folders = (name for name in shown if (pages.ROOT / name.replace(".", "/")).is_dir())
+    firsts = [name for name in folders if name.count(".") == 1]
+    assert firsts == [f"fedlib.{name}" for name in pages.folders()]
+
+
+def test_every_page_of_the_api_is_written_and_listed(copy):
+    pages.fill(copy)
+    listed = pages.toc_pages(copy / "_toc.yml")
+    for page, modules in pages.api_pages().items():
+        text = (copy / f"{page}.md").read_text("utf-8")
+        assert page in listed and all(f".. automodule:: {name}\n" in text for name in modules)
+        assert f"({page.removeprefix('book/')}.md)" in (copy / "book" / "api.md").read_text("utf-8")
 
 
 def test_the_commands_are_those_of_the_command_line():

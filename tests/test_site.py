@@ -367,17 +367,18 @@ def test_a_verdict_s_address_shows_its_claims_alone(html, verdicts):
 
 def test_names_in_code_and_prose_lead_to_the_api_and_its_modules_to_pages(html):
     build_page = (html / "notebooks" / "03_hierarchy" / "2_build.html").read_text("utf-8")
-    place = r'href="../../book/api.html#fedlib.papers.hierarchy.algorithm.HierarchicalSGD"'
+    name = "fedlib.papers.hierarchy"
+    place = rf'href="../../book/api/{name}.html#{name}.algorithm.HierarchicalSGD"'
     assert re.search(
         rf'<a class="code-name" {place}><span class="n">HierarchicalSGD</span>', build_page
     )
     front = (html / "notebooks" / "07_beyond" / "1_amplified_merges.html").read_text("utf-8")
     assert re.search(rf"<a [^>]*{place}[^>]*>\s*<code", front)
-    api = (html / "book" / "api.html").read_text("utf-8")
+    api = (html / "book" / "api" / "fedlib.papers.hierarchy.html").read_text("utf-8")
     section = api[api.index('id="module-fedlib.papers.hierarchy.algorithm"') :]
     users = section[section.index("On the pages") :].split("</p>")[0]
-    assert "../notebooks/03_hierarchy/2_build.html" in users
-    assert "../notebooks/01_foundations/2_splitting_data.html" not in users
+    assert "../../notebooks/03_hierarchy/2_build.html" in users
+    assert "01_foundations/2_splitting_data.html" not in users
 
 
 def test_a_figure_s_record_leads_to_its_manifest(html):

@@ -21,7 +21,7 @@ from fedlib.paths import about, papers
 from .facts import FACT
 
 TOLD = {
-    "provenance": re.compile(r"Record \S+\.(smoke|quick|paper)\b.*\bcommit \S+"),
+    "provenance": re.compile(r"Record \S+\.(smoke|quick|long|paper)\b.*\bcommit \S+"),
     "verdict-note": re.compile(r"[A-Z]{3,}\d?-C\S+: [A-Z ,]+\."),
 }
 FOUND = "tag_found"  # on a cell that tells what was found
@@ -45,7 +45,7 @@ def _to_record(app: Sphinx, line: str) -> nodes.paragraph:
     chapter = Path(app.env.docname).parent.name
     (home,) = (h for h in papers().values() if about(h).get("chapter") == chapter)
     told = nodes.paragraph(classes=["provenance"])
-    for part in re.split(r"(?<=Record )(\S+?\.(?:smoke|quick|paper))\b", line):
+    for part in re.split(r"(?<=Record )(\S+?\.(?:smoke|quick|long|paper))\b", line):
         file = home / "results" / f"{part}.json"
         if file.is_file():
             url = _in_repository(app.config, f"data/papers/{home.name}/results/{file.name}")
