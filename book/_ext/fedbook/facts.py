@@ -178,6 +178,8 @@ class ClaimsTable(Facts):
             card += _box("claim-readings", self.readings(row))
         if row["data"]:
             card += _box("claim-setting", *self.setting(row), *self.differences(row))
+        if row["sizes"]:
+            card += _box("claim-readings", self.sizes(row))
         if row["note"]:
             card += _box("claim-note", *self.inline(row["note"]))
         if row["record"]:
@@ -204,6 +206,16 @@ class ClaimsTable(Facts):
         items = nodes.bullet_list()
         for name, word in row["readings"].items():
             line = nodes.paragraph("", "", nodes.Text(f"Read as {name}: "), self.verdict(word))
+            items += nodes.list_item("", line)
+        return items
+
+    def sizes(self, row: dict) -> nodes.bullet_list:
+        """Return what smaller experiments found, beside what the largest did."""
+        items = nodes.bullet_list()
+        for held in [*row["sizes"], {**row, "profile": "the largest"}]:
+            where = scale.told(held["scale"], held["data"]).removesuffix(".")
+            words = nodes.Text(f"{where} ({held['profile']}): ")
+            line = nodes.paragraph("", "", words, self.verdict(held["finding"]))
             items += nodes.list_item("", line)
         return items
 

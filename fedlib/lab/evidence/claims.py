@@ -23,7 +23,7 @@ from typing_extensions import TypedDict
 
 from fedlib import datasets, paths
 from fedlib.errors import FedlibError, unknown
-from fedlib.lab.evidence import ages, outcomes, records, scale
+from fedlib.lab.evidence import ages, catalogue, outcomes, records, scale
 from fedlib.lab.evidence.ages import experiments
 from fedlib.lab.evidence.measures import MEASURES, RATIOS, Measured, MissingRows
 from fedlib.lab.evidence.outcomes import FINDINGS, NO_DATA, NO_RECORD, OPEN, PROVED, READING, SHOWN
@@ -288,8 +288,10 @@ def _smallest(claim: dict[str, Any], check: dict[str, Any]) -> float:
     return math.log(s) if check["measure"] in RATIOS else s
 
 
-def _check(paper: str, claim: dict[str, Any], check: dict[str, Any], out: Any) -> Check:
-    """Carry out one check on the largest stored records of its experiments."""
+def _check(
+    paper: str, claim: dict[str, Any], check: dict[str, Any], out: Any, profile: str = "largest"
+) -> Check:
+    """Carry out one check on the stored records of its experiments."""
     essential, asked = check.get("essential", True), question(claim, check)
     told = dict(
         quantity=check["what"], asked=_words(check, _smallest(claim, check)), essential=essential,
@@ -297,7 +299,7 @@ def _check(paper: str, claim: dict[str, Any], check: dict[str, Any], out: Any) -
     )  # fmt: skip
     none = Check(**told, measured=NO_RECORD, outcome=NO_RECORD, record=check["experiment"])
     try:
-        read = [records.load(paper, name, "largest", out) for name in experiments(check)]
+        read = [records.load(paper, name, profile, out) for name in experiments(check)]
         record, *than = read
         settings = record.manifest.get("settings", {})
         arguments = {key: _named(value, settings) for key, value in check["with"].items()}
@@ -399,7 +401,8 @@ def judge(
     -------
     list of dict
         One a claim: id, where, statement, kind, paper_reports, smallest, because, note, changed;
-        ``finding``, and ``readings``, the finding of each reading; ``scale``, what differs from
+        ``finding``, and ``readings``, the finding of each reading; ``sizes``, what smaller
+        records find, see :func:`sizes`; ``scale``, what differs from
         the paper's own settings, and ``data``, what the data are to the paper's, both over the
         records of the essential checks, with ``sets``, the same for each set; ``checks``, a
         dictionary for each :class:`Check`; ``told``, the counts of outcomes in words; ``record``
@@ -428,6 +431,7 @@ def _judged(paper: str, name: str, out: str | Path | None, stamp: tuple) -> dict
         **words,
         "finding": finding,
         "readings": readings,
+        "sizes": sizes(paper, claim, found, out),
         **fields(claim, read_from(paper, _records(counted, made=True), out)),
         "told": told(found),
         "checks": [vars(check) for check in found],
@@ -437,6 +441,29 @@ def _judged(paper: str, name: str, out: str | Path | None, stamp: tuple) -> dict
         "origins": [record.provenance() for record in held],
         "ages": ages.of(paper, claim, held),
     }
+
+
+def sizes(
+    paper: str, claim: Claim, found: list[Check], out: str | Path | None = None
+) -> list[dict[str, Any]]:
+    """Return what records of smaller profiles find, where there are larger ones.
+
+    Returns
+    -------
+    list of dict
+        ``profile``, ``finding``, ``scale`` and ``data``, the smallest first; empty where the
+        claim was tried at one size.
+    """
+    largest = {check.profile for check in found if check.essential and check.profile}
+    rows = []
+    for profile in catalogue.PROFILES[1:-1] if largest - {"quick"} else ():
+        made = [_check(paper, claim, c, out, profile) for c in claim["check"]
+                if c.get("essential", True)]  # fmt: skip
+        if made and largest != {profile} and all(c.outcome != NO_RECORD for c in made):
+            held = read_from(paper, _records(made, made=True), out)
+            rows.append({"profile": profile, "finding": find(claim, made)[0],
+                         **fields(claim, held)})  # fmt: skip
+    return rows
 
 
 def fields(claim: Claim, held: list[Record]) -> dict[str, Any]:

@@ -393,6 +393,11 @@ def join(
     }  # fmt: skip
     runs = {name: i for i, name in enumerate(dict.fromkeys(held[0].frame["run"]))}
     frame = pd.concat([r.frame for r in held], ignore_index=True)
+    if (twice := frame.duplicated([c for c in frame.columns if c != "value"])).any():
+        raise FedlibError(
+            f"{twice.sum()} rows of {paper} {experiment}.{profile} are in more than one of the "
+            "records: they do not depend on the seed. Make the record once, of one seed."
+        )
     order = frame.assign(at=frame["run"].map(runs)).sort_values("at", kind="stable").index
     save(out, frame.loc[order], manifest)
     return load(paper, experiment, profile, out)
