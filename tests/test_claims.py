@@ -514,3 +514,20 @@ def test_a_claim_that_lacks_something_is_named_with_what_to_add(tmp_path, old, n
 def test_a_run_keeps_the_rules_of_its_day(tmp_path):
     held = experiments.run(PAPER, "figB2", "smoke", [7], out=tmp_path, progress=False)
     assert held.manifest["rules"] == ages.rules(PAPER, "figB2") != {}
+
+
+def test_a_claim_tried_at_two_sizes_shows_both(monkeypatch, tmp_path):
+    """A larger record of the other sign: the smaller one's finding stands beside."""
+    claim = {c["id"]: c for c in claims.table("hierarchy")}["HFL-C4"]
+    found = claims.checks("hierarchy", "HFL-C4")
+    assert {check.profile for check in found if check.essential} == {"quick"}
+    assert claims.sizes("hierarchy", claim, found) == []
+    small = records.load("hierarchy", "fig6", "quick")
+    settings = small.manifest["settings"] | {"model": ["mlp", 784, 60, 10]}
+    rows = small.frame.assign(value=-small.frame["value"])
+    records.save(tmp_path, rows, small.manifest | {"profile": "paper", "settings": settings})
+    records.save(tmp_path, small.frame, small.manifest)
+    (row,) = claims.judge("hierarchy", tmp_path, ["HFL-C4"])
+    (smaller,) = row["sizes"]
+    assert row["profile"] == "paper" and row["finding"] != smaller["finding"] == "confirmed"
+    assert row["scale"] and smaller["scale"] == [] and smaller["profile"] == "quick"

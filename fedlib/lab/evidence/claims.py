@@ -454,15 +454,16 @@ def sizes(
         ``profile``, ``finding``, ``scale`` and ``data``, the smallest first; empty where the
         claim was tried at one size.
     """
-    largest = {check.profile for check in found if check.essential and check.profile}
-    rows = []
+    essential, rows = [check for check in found if check.essential], []
+    largest = {check.profile for check in essential if check.profile}
+    at_most = fields(claim, read_from(paper, _records(essential, made=True), out))
     for profile in catalogue.PROFILES[1:-1] if largest - {"quick"} else ():
         made = [_check(paper, claim, c, out, profile) for c in claim["check"]
                 if c.get("essential", True)]  # fmt: skip
         if made and largest != {profile} and all(c.outcome != NO_RECORD for c in made):
-            held = read_from(paper, _records(made, made=True), out)
-            rows.append({"profile": profile, "finding": find(claim, made)[0],
-                         **fields(claim, held)})  # fmt: skip
+            setting = fields(claim, read_from(paper, _records(made, made=True), out))
+            if setting != at_most:
+                rows.append({"profile": profile, "finding": find(claim, made)[0], **setting})
     return rows
 
 

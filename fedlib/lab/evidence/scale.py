@@ -60,8 +60,8 @@ def differences(record: Record) -> list[str]:
     theirs = json.loads(json.dumps(catalogue.settings(m["paper"], m["experiment"], "paper")))
     told = _different(m["settings"], theirs)
     one, other = ({run["run"]: run for run in s.get("runs", [])} for s in (m["settings"], theirs))
-    for name in one.keys() & other.keys():
-        told |= _different(one[name], other[name])
+    for name in one:  # of several runs that differ in one thing the first speaks
+        told = _different(one[name], other.get(name, one[name])) | told
     return [told[key] for key in sorted(told)]
 
 
