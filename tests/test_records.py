@@ -518,3 +518,11 @@ def test_a_time_is_not_below_zero(seconds, tmp_path):
     record.manifest_path.write_text(json.dumps(record.manifest | {"wall_seconds": seconds}))
     with pytest.raises(FedlibError, match="wall_seconds"):
         records.load(PAPER, "fig1", "quick", tmp_path)
+
+
+def test_rows_of_other_seeds_than_the_manifest_s_are_stale(tmp_path):
+    held = records.load("hierarchy", "counts", "smoke")
+    manifest = held.manifest | {"seeds": held.manifest["seeds"][:1]}
+    records.save(tmp_path, held.frame, manifest)
+    state = records.load("hierarchy", "counts", "smoke", tmp_path).state
+    assert state.word == "stale" and "seeds that the manifest has not: [2]" in state.why

@@ -116,6 +116,8 @@ class Record:
             Make data again that can be made, too, which takes seconds.
         """
         m = self.manifest
+        if strangers := sorted({*self.frame.get("seed", ())} - {0, *m["seeds"]}):
+            return State("stale", f"Its rows have seeds that the manifest has not: {strangers}.")
         try:
             now = catalogue.settings(m["paper"], m["experiment"], m["profile"])
         except FedlibError:
