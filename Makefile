@@ -7,13 +7,17 @@ READY  := $(VENV)/.ready
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help book test test-avx2 mutants lab bench gpu ages strip clean
+.PHONY: help book test quick slow coverage test-avx2 mutants lines lab bench gpu ages strip clean
 
 help:
 	@echo "make book    run every notebook and build the book (_build/html/index.html)"
 	@echo "make test    check the code, the notebooks and the built book"
+	@echo "make quick   within a minute: lint, and the tests that import what has changed"
+	@echo "make slow    which tests are slow, and not marked so"
+	@echo "make coverage  which lines of fedlib no test runs"
 	@echo "make test-avx2  the tests of numbers again, without AVX512"
 	@echo "make mutants MODULE=fedlib/engine/data.py: put mistakes into it; does a test notice?"
+	@echo "make lines   how many lines of code there are, by folder"
 	@echo "make lab     open the notebooks in JupyterLab"
 	@echo "make bench   time the hot path against a plain loop"
 	@echo "make gpu     check a GPU against the CPU, time it, go on with the large records"
@@ -44,7 +48,23 @@ book: $(READY)
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 test: $(READY)
 	@$(BIN)/ruff check
+	@$(BIN)/mypy
 	@$(PYTEST)
+
+quick: $(READY)
+	@$(BIN)/ruff check
+	@$(BIN)/mypy
+	@$(BIN)/python tests/quick.py
+
+SLOW ?= 1.5
+slow: $(READY)
+	@$(BIN)/python -m pytest -q -m "not slow" --unmarked $(SLOW)
+
+coverage: $(READY)
+	@$(BIN)/python -m coverage erase
+	@$(BIN)/python -m coverage run -m pytest -n 2 --dist loadfile $(TESTS)
+	@$(BIN)/python -m coverage combine -q
+	@$(BIN)/python -m coverage report
 
 # A processor without AVX512 gives another last bit. These make of one with it such a processor, and
 # change nothing on one without; test_instructions.py asks each library whether it has heard.
@@ -52,11 +72,13 @@ AVX2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS
   NPY_DISABLE_CPU_FEATURES="X86_V4 AVX512_ICL AVX512_SPR" OPENBLAS_CORETYPE=Haswell \
   NUMBA_CPU_NAME=haswell NUMBA_CPU_FEATURES=
 NUMBERS := averages beyond errata foundations gener* hierarchy* instructions local mixing models \
-  own_model participation personalization* properties steps targets theory* tiers* vertical* \
-  writers
+  own_model participation personalization* properties steps targets theory* tiers* \
+  vertical vertical_[!m]* writers
+LARGE := a_million_columns_in_little_memory news20_like_has_the_counts_of_its_card
 test-avx2: $(READY)
 ifeq ($(shell uname -m),x86_64)
-	@$(AVX2) $(PYTEST) -m "not slow" $(NUMBERS:%=tests/test_%.py) \
+	@$(AVX2) $(PYTEST) $(LARGE:%=--deselect tests/test_vertical_data.py::test_%) \
+	  $(NUMBERS:%=tests/test_%.py) \
 	  tests/test_experiments.py::test_the_stored_smoke_record_is_made_again
 else
 	@echo "This is no x86-64 processor: there is no AVX2 to fall back to."
@@ -67,6 +89,9 @@ SAMPLE ?= 40
 SEED   ?= 0
 mutants: $(READY)
 	@$(BIN)/python tests/mutants.py $(MODULE) --sample $(SAMPLE) --seed $(SEED) $(if $(TESTS),--tests $(TESTS))
+
+lines:
+	@"$(PYTHON)" tests/lines.py
 
 lab: $(READY)
 	@$(BIN)/jupyter lab notebooks
@@ -88,5 +113,5 @@ strip: $(READY)
 	@$(BIN)/python book/strip.py
 
 clean:
-	rm -rf _build dist .pytest_cache .ruff_cache
+	rm -rf _build dist .pytest_cache .ruff_cache .mypy_cache .coverage*
 	find . -name $(VENV) -prune -o \( -name __pycache__ -o -name .ipynb_checkpoints \) -print0 | xargs -0 rm -rf

@@ -8,23 +8,25 @@ import datetime
 import errno
 import functools
 import hashlib
+import io
 import os
 import platform
 import re
 import stat
+import sys
 import tempfile
 import time
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import filelock
 import numpy as np
-import torch
 
 from fedlib.errors import FedlibError
 
+ELSEWHERE = "Choose another with --out."
 OLD = 3600  # seconds after which a half-written file was left by a process that was killed
 
 
@@ -32,10 +34,11 @@ class UnderWay(FedlibError):
     """Another process is at the same work; the message says which."""
 
 
-def publish(path: Path, content: bytes) -> None:
+def publish(path: Path, content: bytes, instead: str = ELSEWHERE) -> None:
     """Write a file under a name of its own beside its place, and move it there in one step.
 
-    A link at that place is replaced, never followed.
+    A link at that place is replaced, never followed. ``instead`` says what to do if it cannot be
+    written.
 
     Raises
     ------
@@ -57,18 +60,18 @@ def publish(path: Path, content: bytes) -> None:
             with contextlib.suppress(OSError):
                 os.unlink(part)
         if isinstance(error, OSError):
-            raise cannot_write(path, error) from error
+            raise cannot_write(path, error, instead) from error
         raise
 
 
-def make_folder(path: Path) -> Path:
+def make_folder(path: Path, instead: str = ELSEWHERE) -> Path:
     """Make a folder that can be written, or say that another one has to be chosen."""
     try:
         path.mkdir(parents=True, exist_ok=True)
         if not os.access(path, os.W_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
-        raise cannot_write(path, error) from error
+        raise cannot_write(path, error, instead) from error
     return path
 
 
@@ -86,7 +89,7 @@ def folder_for(path: Path) -> Iterator[None]:
         raise
 
 
-def open_regular(path: Path, most: int) -> BinaryIO:
+def open_regular(path: Path, most: int) -> io.BufferedReader:
     """Open a file of somebody else's, which may be anything, for reading.
 
     Raises
@@ -150,9 +153,9 @@ def only_one(path: Path, what: str) -> Iterator[None]:
         lock.release()
 
 
-def cannot_write(path: Path, error: OSError) -> FedlibError:
+def cannot_write(path: Path, error: OSError, instead: str = ELSEWHERE) -> FedlibError:
     """Return the error for a file or folder that cannot be written."""
-    return FedlibError(f"Cannot write to {path}: {error.strerror}. Choose another with --out.")
+    return FedlibError(f"Cannot write to {path}: {error.strerror or error}. {instead}")
 
 
 def digest(*things: Any) -> str:
@@ -169,10 +172,12 @@ def digest(*things: Any) -> str:
 
 def _feed(found: Any, thing: Any, above: tuple[int, ...]) -> None:
     """Add one thing to a hash; what holds itself is not followed twice."""
-    if isinstance(thing, np.ndarray | torch.Tensor) and thing.dtype != object:
-        array = thing.detach().cpu().numpy() if isinstance(thing, torch.Tensor) else thing
-        found.update(f"{array.dtype} {array.shape}".encode())
-        found.update(np.ascontiguousarray(array).tobytes())
+    torch = sys.modules.get("torch")  # there are no tensors where nobody has imported it
+    if torch and isinstance(thing, torch.Tensor):
+        thing = thing.detach().cpu().numpy()
+    if isinstance(thing, np.ndarray) and thing.dtype != object:
+        found.update(f"{thing.dtype} {thing.shape}".encode())
+        found.update(np.ascontiguousarray(thing).tobytes())
     elif (parts := _parts(thing)) is None:
         found.update(repr(thing).encode())
     elif id(thing) not in above:

@@ -106,8 +106,8 @@ class About(Page):
 def about(folder: Path) -> About:
     """Return what a paper's ``paper.toml`` says about it, with a ``short`` and a ``title``."""
     page = folder / "paper.toml"
-    told = read_toml(page, About) if page.is_file() else {}
-    return {"short": folder.name, "title": folder.name} | told
+    told: About = read_toml(page, About) if page.is_file() else {}
+    return {"short": folder.name, "title": folder.name, **told}
 
 
 def _chapter(page: Path) -> tuple[str, str]:

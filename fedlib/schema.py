@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import json
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
@@ -24,7 +24,7 @@ try:
     import pydantic
     from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 except ImportError:
-    pydantic = None
+    pydantic = None  # type: ignore[assignment]
     NonNegativeInt = PositiveInt = int
     NonNegativeFloat = PositiveFloat = float
 
@@ -38,7 +38,8 @@ MOST = 5  # faults told at once
 class Page(TypedDict):
     """What every closed table inherits from: keys that it does not name are errors."""
 
-    __pydantic_config__ = CLOSED
+
+Page.__pydantic_config__ = CLOSED  # type: ignore[attr-defined]  # where pydantic looks for it
 
 
 def read_toml(path: Path, shape: Any) -> Any:
@@ -90,14 +91,15 @@ def _adapter(shape: Any) -> Any:
     return pydantic.TypeAdapter(shape)
 
 
-def keys(shape: Any) -> list[str]:
+@functools.lru_cache(maxsize=64)
+def keys(shape: Any) -> tuple[str, ...]:
     """Return the keys that a shape knows."""
     if is_dataclass(shape):
-        return [field.name for field in fields(shape)]
-    return list(get_type_hints(shape)) if is_typeddict(shape) else []
+        return tuple(field.name for field in fields(shape))
+    return tuple(get_type_hints(shape)) if is_typeddict(shape) else ()
 
 
-def _fault(fault: dict[str, Any], held: Any, shape: Any) -> str:
+def _fault(fault: Mapping[str, Any], held: Any, shape: Any) -> str:
     """Return a sentence about one fault that Pydantic found."""
     place, (key, value) = fault["loc"], (fault["loc"][-1] if fault["loc"] else "", fault["input"])
     table = " ".join(_labels(place[:-1], held))
@@ -125,7 +127,7 @@ def _labels(place: tuple[str | int, ...], held: Any) -> Iterator[str]:
             yield f"'{names[0]}'" if names else f"number {step + 1}"
 
 
-def _at(place: tuple[str | int, ...], shape: Any) -> Any:
+def _at(place: tuple[Any, ...], shape: Any) -> Any:
     """Return the shape at a place: the value of a key, or of any key or item of a container."""
     for step in place:
         shape = get_type_hints(shape).get(step) if keys(shape) else _inner(shape)
@@ -138,7 +140,7 @@ def _inner(shape: Any) -> Any:
 
 def _unchecked(held: Any, shape: Any) -> Any:
     """Return plain values in a shape, as far as that goes without a look at them."""
-    if is_dataclass(shape):
+    if is_dataclass(shape) and isinstance(shape, type):
         hints = get_type_hints(shape)
         return shape(**{key: _unchecked(value, hints[key]) for key, value in held.items()})
     if isinstance(held, list) and get_origin(shape) is tuple:

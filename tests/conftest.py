@@ -1,16 +1,13 @@
-"""Shared by all tests: one thread, so that small products are not slowed down by waiting."""
+"""Shared by all tests. What takes long to import is imported where it is needed."""
 
 import json
 import os
 import signal
+import sys
+from collections.abc import Iterator
 
 import pytest
-import torch
 from filelock import FileLock
-
-from fedlib.lab.evidence import claims
-
-torch.set_num_threads(1)
 
 # Files that take a minute or more: they begin first, so that two workers end together.
 LONG = (
@@ -26,14 +23,54 @@ LONG = (
 )
 
 
+TOOK = pytest.StashKey[dict[str, float]]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    told = "list the tests that take more seconds of a core and have no mark slow"
+    parser.addoption("--unmarked", type=float, metavar="SECONDS", help=told)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[TOOK] = {}
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    before = sum(os.times()[:4])  # with those of processes that have ended
+    done = yield
+    if not item.get_closest_marker("slow"):
+        item.config.stash[TOOK][item.nodeid] = sum(os.times()[:4]) - before
+    return done
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if limit := terminalreporter.config.getoption("unmarked"):
+        took = terminalreporter.config.stash[TOOK]
+        for name, seconds in sorted(took.items(), key=lambda item: -item[1]):
+            if seconds > limit:
+                terminalreporter.write_line(f"{seconds:6.1f}  {name}")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "verdicts" in item.fixturenames:  # whoever is first waits for all of them
+            item.add_marker("slow")
     place = {name: n for n, name in enumerate(LONG)}
     items.sort(key=lambda item: place.get(item.path.stem, len(LONG)))
+
+
+def pytest_collection_finish() -> None:
+    """One thread, so that small products are not slowed down by waiting."""
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
 def verdicts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict]]:
     """Judge every claim of every paper, once for all processes of a run; return the rows."""
+    from fedlib.lab.evidence import claims
+
     home = tmp_path_factory.getbasetemp()  # of this process, in that of the run if there are more
     page = (home.parent if "PYTEST_XDIST_WORKER" in os.environ else home) / "verdicts.json"
     with FileLock(page.with_suffix(".lock")):

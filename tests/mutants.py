@@ -10,7 +10,6 @@ import argparse
 import ast
 import contextlib
 import difflib
-import functools
 import importlib
 import multiprocessing
 import os
@@ -26,6 +25,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from xml.etree import ElementTree
 
+import chosen
 import pytest
 from cosmic_ray.commands import init
 from cosmic_ray.mutating import use_mutation
@@ -82,29 +82,6 @@ def spared(text: str) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
         parts = [*parts, getattr(node, "annotation", None), getattr(node, "returns", None)]
         for part in filter(None, parts):
             yield (part.lineno, part.col_offset), (part.end_lineno, part.end_col_offset)
-
-
-def imports(path: Path, module: Path) -> bool:
-    """Tell whether a file imports a module, or by another road something that it defines."""
-    dotted = ".".join(module.with_suffix("").parts).removesuffix(".__init__")
-    own = {getattr(node, "name", "") for node in ast.parse(module.read_text("utf-8")).body}
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            home, names = getattr(node, "module", ""), {alias.name for alias in node.names}
-            whole = {home, *names, *(f"{home}.{name}" for name in names)}
-            if dotted in whole or (own & names and dotted.startswith(f"{home}.")):
-                return True
-    return False
-
-
-@functools.cache
-def importers(module: Path) -> list[str]:
-    """Return the test files that import a module; if none does, those of the modules that do."""
-    tests = (path for path in Path("tests").glob("test_*.py") if path.name not in WHOLE)
-    if found := [str(path) for path in tests if imports(path, module)]:
-        return sorted(found)
-    users = [path for path in Path(module.parts[0]).rglob("*.py") if imports(path, module)]
-    return sorted({file for user in users if user != module for file in importers(user)})
 
 
 def seconds(tests: list[str]) -> dict[str, float]:
@@ -177,13 +154,14 @@ def main() -> None:
         os.environ["PYTHONPATH"] = os.pathsep.join([str(home), os.environ.get("PYTHONPATH", "")])
         modules = sorted(asked.module.rglob("*.py")) or [asked.module]
         found = mutants(modules, home / "mutants.sqlite")
-        tests = {path: asked.tests or importers(path) for path in {m.module_path for m in found}}
+        paths = {m.module_path for m in found}
+        tests = {path: asked.tests or chosen.importers(path, WHOLE) for path in paths}
         if alone := sorted(str(path) for path, files in tests.items() if not files):
             print(f"No test imports {', '.join(alone)}. Name some: TESTS=tests/test_x.py")
         found = [one for one in found if tests[one.module_path]]
         if 0 < asked.sample < len(found):
-            chosen = random.Random(asked.seed).sample(range(len(found)), asked.sample)
-            found = [found[i] for i in sorted(chosen)]
+            picked = random.Random(asked.seed).sample(range(len(found)), asked.sample)
+            found = [found[i] for i in sorted(picked)]
         lost = 0
         for told in survivors(found, tests):
             tqdm.write(told)

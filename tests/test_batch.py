@@ -91,8 +91,8 @@ def rows(path: Path) -> bytes:
 def by_hand(folder: Path, job: batch.BatchJob) -> bytes:
     """Return the rows of the record that a job makes by itself."""
     alone = experiments.run(
-        job.paper, job.experiment, job.profile, job.seeds, job.device, folder / job.id, False,
-        changes=job.changes,
+        job.paper, job.experiment, job.profile, seeds=job.seeds, device=job.device,
+        out=folder / job.id, progress=False, changes=job.changes,
     )  # fmt: skip
     return rows(alone.path)
 
@@ -158,6 +158,7 @@ def test_an_axis_takes_one_value_from_the_command_line(march):
     assert job.seeds == (4, 5)
 
 
+@pytest.mark.slow
 def test_listed_jobs_are_beside_those_of_the_grid(march, tmp_path):
     listed = [{"rate": 9.0, "pause": 0.01}, {"rate": 1.0, "seed": 7}]
     page = {"set": FAR | {"seed": 3}, "grid": {"rate": [1.0, 2.0]}, "job": listed}
@@ -260,6 +261,7 @@ def test_every_shard_has_a_share_whatever_the_workers_of_others(march, axes):
     assert found == sorted(job.id for job in jobs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fixed", "axes"),
     [
@@ -323,6 +325,7 @@ def test_time_follows_the_rounds():
 # --- running --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_table_and_the_store(march, tmp_path):
     page = {"set": FAR, "grid": {"rate": [1.0, 2.0], "seed": [1, 2]}, "headline": {"run": "fast"}}
     table = batch.run(page, tmp_path / "out", workers=2, progress=False)
@@ -341,6 +344,7 @@ def test_the_table_and_the_store(march, tmp_path):
     assert not (tmp_path / "out" / "units").exists(), "nothing half-done stays"
 
 
+@pytest.mark.slow
 def test_finished_jobs_are_not_run_again(march, tmp_path):
     out = tmp_path / "out"
     batch.run({"set": FAR, "grid": {"rate": [1.0]}}, out, progress=False)
@@ -355,6 +359,7 @@ def test_finished_jobs_are_not_run_again(march, tmp_path):
     assert table["status"].tolist() == ["done", "done"]
 
 
+@pytest.mark.slow
 def test_a_bad_job_takes_no_other_with_it(march, tmp_path):
     moods = {"slow.mood": ["fine", "broken", "good"], "seed": [1, 2]}
     page, out = {"set": FAR, "grid": moods}, tmp_path / "out"
@@ -372,6 +377,7 @@ def test_a_bad_job_takes_no_other_with_it(march, tmp_path):
     assert not list(out.rglob("error.txt"))
 
 
+@pytest.mark.slow
 def test_a_killed_worker_loses_its_own_jobs_and_no_other(march, tmp_path):
     page = {"set": FAR, "grid": {"mood": ["fine", "killed", "good", "well"]}}
     table = batch.run(page, tmp_path / "out", workers=2, progress=False)
@@ -379,6 +385,7 @@ def test_a_killed_worker_loses_its_own_jobs_and_no_other(march, tmp_path):
     assert table["why"].tolist()[1] == "Its process ended: killed by SIGKILL."
 
 
+@pytest.mark.slow
 def test_a_full_disk_ends_with_a_sentence(march, tmp_path):
     write(tmp_path, MARCH)
     shell = f'ulimit -f 1; exec "$@" --out {tmp_path / "out"}'
@@ -392,7 +399,7 @@ def test_a_full_disk_ends_with_a_sentence(march, tmp_path):
 
 def test_a_script_needs_no_guard(march, tmp_path):
     script = f"""
-from fedlib import batch
+from fedlib.lab import batch
 print("begun")
 table = batch.run({{"set": {FAR!r}}}, {str(tmp_path / "out")!r}, progress=False)
 print(table["status"].tolist())
@@ -406,6 +413,7 @@ print(table["status"].tolist())
         assert done.stdout.split("\n")[:2] == ["begun", "['done']"]
 
 
+@pytest.mark.slow
 def test_a_worker_makes_nothing_that_it_could_leave_behind(tmp_path):
     script = f"""
 import multiprocessing, pathlib
@@ -423,6 +431,7 @@ list(tqdm(range(2), disable=True))
     assert done.stdout == ""
 
 
+@pytest.mark.slow
 def test_a_headline_that_there_is_not_is_told(march, tmp_path, capsys):
     page = {"set": FAR, "grid": {"rate": [1.0, 2.0]}, "headline": {"metric": "lss"}}
     table = batch.run(page, tmp_path / "out", progress=False)
@@ -433,6 +442,7 @@ def test_a_headline_that_there_is_not_is_told(march, tmp_path, capsys):
         batch.plot(tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_a_folder_that_cannot_be_written_can_be_looked_at(march, tmp_path, monkeypatch):
     page, call = {"set": FAR, "grid": {"rate": [1.0, 2.0]}}, CliRunner().invoke
     batch.run(page, tmp_path / "out", progress=False)
@@ -450,6 +460,7 @@ def test_a_folder_that_cannot_be_written_can_be_looked_at(march, tmp_path, monke
     assert missed.exit_code == 2 and "Errno" not in missed.stderr
 
 
+@pytest.mark.slow
 def test_two_of_the_same_batch_refuse_each_other(march, tmp_path):
     page, out = {"set": FAR, "grid": {"pause": [0.0, 0.1]}}, tmp_path / "out"
     out.mkdir()
@@ -537,6 +548,7 @@ def test_interrupted_while_workers_begin_it_says_one_line(march, tmp_path):
     assert said == "Interrupted. Run the same command again to go on.\n"
 
 
+@pytest.mark.slow
 def test_commands(march, tmp_path):
     call = CliRunner().invoke
     write(tmp_path, MARCH.replace('"a", "b", "c", "d", "e"', '"a", "broken"'))
@@ -584,6 +596,7 @@ def test_one_experiment_with_other_settings(march, tmp_path):
     assert [r["rate"] for r in json.loads(page.read_text())["settings"]["runs"]] == [0.125, 2.0]
 
 
+@pytest.mark.slow
 def test_a_picture_shows_means_and_reach(march, tmp_path):
     page = {"set": FAR, "grid": {"rate": [1.0, 100.0], "mood": ["a", "b"], "seed": [1, 3]}}
     batch.run(page, tmp_path / "out", progress=False)

@@ -8,6 +8,7 @@ import torch
 from numpy.testing import assert_allclose
 
 from fedlib.engine import models
+from fedlib.engine.checkpoint import Checkpoint
 from fedlib.engine.data import FederatedDataset
 from fedlib.engine.draws import draw_one
 from fedlib.engine.simulation import simulate
@@ -130,8 +131,7 @@ def test_a_checkpoint_goes_on_within_an_interval(tmp_path):
         (2, 4), 0.2, 6.0, 60.0, QUICK, SERVER, 2, amplify=4.0, interval=3
     )
     whole = simulate(algorithm, task, end, (4,), progress=False)
-    path = tmp_path / "c"
-    options = dict(progress=False, checkpoint=path, checkpoint_every=2)
+    options = dict(progress=False, checkpoint=Checkpoint(tmp_path / "c", 2))
     with pytest.raises(KeyboardInterrupt):
         simulate(algorithm, task, end, (4,), callbacks=[stop_after(4)], **options)
     again = simulate(algorithm, task, end, (4,), **options)

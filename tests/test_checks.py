@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from fedlib.engine import data, models, steps
+from fedlib.engine.checkpoint import Checkpoint
 from fedlib.engine.data import OVERHEAD, Batch, FederatedDataset, Orders
 from fedlib.engine.estimate import smoothness
+from fedlib.engine.evaluation import Evaluation
 from fedlib.engine.local import local_sgd
 from fedlib.engine.mixing import Groups, average, mix
 from fedlib.engine.rng import stream
@@ -29,7 +31,7 @@ from fedlib.papers.tiers import theory as tiers_theory
 from fedlib.papers.tiers.algorithm import TDCD
 from fedlib.papers.tiers.asynchronous import AsyncTDCD
 from fedlib.population.delays import Deterministic
-from fedlib.population.participation import Full
+from fedlib.population.participation import Full, Independent
 
 ALL = Full(4)
 LAW = Deterministic(1.0)
@@ -106,11 +108,12 @@ def test_a_grid_is_lists_of_different_values(grid, told):
 
 def test_rounds_looks_and_splits():
     task, algorithm = MODELS["mlp"](np.float64), FedAvg(ALL, 0.1)
-    for name, value in (("rounds", -1), ("rounds", 1.5), ("rounds", "3"), ("evaluate_every", 0)):
-        options = {"rounds": 2, "evaluate_every": 1} | {name: value}
-        with pytest.raises(FedlibError, match=f"{name} is a whole number"):
-            simulate(algorithm, task, progress=False, **options)
-    one = simulate(algorithm, task, 1, splits="test", progress=False).frame
+    for rounds in (-1, 1.5, "3"):
+        with pytest.raises(FedlibError, match="rounds is a whole number"):
+            simulate(algorithm, task, rounds, progress=False)
+    with pytest.raises(FedlibError, match="every is a whole number"):
+        Evaluation(every=0)
+    one = simulate(algorithm, task, 1, progress=False, evaluation=Evaluation(splits="test")).frame
     assert set(one["split"]) == {"test"}
 
 
@@ -247,13 +250,19 @@ def test_batches_weights_and_rates_fit():
 
 
 @pytest.mark.parametrize(
-    ("option", "value"),
-    [("limit", 0), ("limit", -1), ("limit", 2.5), ("checkpoint_every", -1),
-     ("checkpoint_every", 0.5), ("evaluate_at", [0.5]), ("evaluate_at", "ab"), ("seeds", [2**63])],
+    ("kind", "option", "value"),
+    [(Evaluation, "limit", 0), (Evaluation, "limit", -1), (Evaluation, "limit", 2.5),
+     (Evaluation, "at", [0.5]), (Evaluation, "at", "ab"), (Checkpoint, "every", -1),
+     (Checkpoint, "every", 0.5)],
 )  # fmt: skip
-def test_options_of_a_simulation(option, value):
-    with pytest.raises(FedlibError, match=option if option != "seeds" else "seed is below"):
-        simulate(FedAvg(ALL, 0.1), MODELS["mlp"](np.float64), 1, progress=False, **{option: value})
+def test_options_of_a_simulation(kind, option, value):
+    with pytest.raises(FedlibError, match=f"{option} is a whole number"):
+        kind(**{option: value})
+
+
+def test_a_seed_that_is_too_large():
+    with pytest.raises(FedlibError, match="seed is below"):
+        simulate(FedAvg(ALL, 0.1), MODELS["mlp"](np.float64), 1, [2**63], progress=False)
 
 
 @pytest.mark.parametrize(
@@ -465,3 +474,26 @@ def test_constants_of_a_bound_are_not_below_zero(value):
 def test_a_strength_of_mixing_is_a_number(lam):
     with pytest.raises(FedlibError, match="λ is a number or a tensor"):
         weights.water_fill(torch.zeros(3, 3), torch.ones(3), lam)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (dict(task="digits"), "A task is what is learned, as Task.*got 'digits'"),
+        (dict(algorithm=None), r"has init\(task, seeds\) and round\(state, task\).*got None"),
+        (dict(algorithm="fedavg"), "got 'fedavg'"),
+        (dict(evaluation=Evaluation(at=[1, 99])), "no round 99 to look after: 3 rounds are run"),
+    ],
+)
+def test_simulate_says_what_it_is_given_wrongly(change, told):
+    given = dict(algorithm=FedAvg(Independent(4, 2), 0.1, 1, 4), task=MODELS["mlp"](np.float64))
+    with pytest.raises(FedlibError, match=told):
+        simulate(**(given | change), rounds=3, progress=False)
+
+
+def test_a_view_in_reverse_order_is_called_one():
+    x = np.eye(4)
+    with pytest.raises(FedlibError, match="a view in reverse order: take a copy"):
+        FederatedDataset.build(x[::-1], np.arange(4), [[0, 1], [2, 3]])
+    with pytest.raises(FedlibError, match=r"must lie in 0\.\.3; got -1 to 3"):
+        FederatedDataset.build(x, np.arange(4), [[0, -1], [2, 3]])

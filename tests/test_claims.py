@@ -163,6 +163,7 @@ def test_a_record_can_bring_about_each_outcome(kind, monkeypatch):
         assert outcome(monkeypatch, kind, seen[HOLDS] + still[:2]) == OPEN, "too few seeds"
 
 
+@pytest.mark.slow
 @every_signature
 def test_noise_in_place_of_the_curve_is_seldom_taken_for_support(kind, monkeypatch):
     """What lies on the border of support is supported in at most one case of forty."""
@@ -290,6 +291,7 @@ def test_no_sure_difference_with_the_right_sign_is_called_none_or_the_opposite(v
                 assert check["outcome"] in (HOLDS, SMALLER) or negligible, check
 
 
+@pytest.mark.slow
 def test_rows_hold_what_readers_and_machines_need(verdicts):
     rows = verdicts[PAPER]
     assert [row["id"] for row in rows] == [claim["id"] for claim in claims.table(PAPER)]
@@ -512,7 +514,7 @@ def test_a_claim_that_lacks_something_is_named_with_what_to_add(tmp_path, old, n
 
 
 def test_a_run_keeps_the_rules_of_its_day(tmp_path):
-    held = experiments.run(PAPER, "figB2", "smoke", [7], out=tmp_path, progress=False)
+    held = experiments.run(PAPER, "figB2", "smoke", seeds=[7], out=tmp_path, progress=False)
     assert held.manifest["rules"] == ages.rules(PAPER, "figB2") != {}
 
 

@@ -15,6 +15,7 @@ import torch
 from fedlib.engine import draws
 from fedlib.engine.data import FederatedDataset
 from fedlib.engine.draws import ON_HOST, ahead, draw_one, upload
+from fedlib.engine.evaluation import Evaluation
 from fedlib.engine.simulation import simulate
 from fedlib.errors import FedlibError
 from fedlib.lab import gpu
@@ -85,7 +86,8 @@ def test_drawing_ahead_is_drawing_in_turn(name, monkeypatch):
     for _ in range(5):
         state, _ = algorithm.round(state, task)
     monkeypatch.setattr(draws, "ROUNDS", 3)
-    found = simulate(algorithm, task, 5, state=first, evaluate_every=5, progress=False).state
+    last = Evaluation(every=5)
+    found = simulate(algorithm, task, 5, state=first, evaluation=last, progress=False).state
     for f in dataclasses.fields(state):
         one, other = getattr(state, f.name), getattr(found, f.name)
         assert torch.equal(one, other) if isinstance(one, torch.Tensor) else np.all(one == other)
@@ -140,18 +142,27 @@ def test_draws_that_cannot_be_used_are_told():
         def round(self, state, task, drawn):
             """Never called here."""
 
-    class None_:
+    class Nothing:
         def round(self, state, task, drawn):
             """Never called here."""
+
+    class Deaf(Ends):
+        def round(self, state, task):
+            """Never called here."""
+
+    class InTurn(Deaf):
+        draws = None
 
     class State:
         x = torch.zeros(1)
 
     with pytest.raises(FedlibError, match="draws of Ends ended 3 rounds too soon"):
         list(ahead(Ends(), State, None, 5))
-    for ask in (lambda: list(ahead(None_(), State, None, 1)), lambda: draw_one(None_(), State, 0)):
-        with pytest.raises(FedlibError, match="no generator draws"):
-            ask()
+    with pytest.raises(FedlibError, match="Nothing has no generator draws"):
+        draw_one(Nothing(), State, None)
+    with pytest.raises(FedlibError, match=r"Deaf has draws, .* say draws = None"):
+        next(ahead(Deaf(), State, None, 1))
+    assert list(ahead(InTurn(), State, None, 2)) == [(), ()]
     for wrong in ({"a": np.zeros(2)}, torch.zeros(2)):
         for device in ("cpu", "meta"):
             with pytest.raises(FedlibError, match=r"Draws hold a (dict|Tensor)\."):

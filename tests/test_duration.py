@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from fedlib.engine import pilot
+from fedlib.engine.evaluation import Evaluation
 from fedlib.engine.simulation import simulate
 from fedlib.errors import FedlibError
 from fedlib.lab import cli
@@ -51,8 +52,8 @@ class World:
         self.time += 2  # to set it up
         frames = [
             simulate(
-                self, None, self.rounds, job.seeds, evaluate=self.seen, evaluate_every=self.every,
-                name=run["run"], progress=job.progress,
+                self, None, self.rounds, job.seeds, name=run["run"], progress=job.progress,
+                evaluation=Evaluation(self.every, measure=self.seen),
             ).frame
             for run in job.settings["runs"]
         ]  # fmt: skip
@@ -108,7 +109,8 @@ def test_looks_at_chosen_rounds_are_counted(monkeypatch):
     monkeypatch.setattr(pilot, "now", lambda: world.time)
 
     def work():
-        simulate(world, None, 500, evaluate=world.seen, evaluate_at=[0, 1, 2, 90, 700])
+        looks = Evaluation(at=[0, 1, 2, 90, 700], measure=world.seen)
+        simulate(world, None, 500, evaluation=looks)
 
     found = pilot.carry_out(work, 100)
     assert found.seconds == pytest.approx(500 * 0.01 + 5 * 1.0), "0, 1, 2, 90 and the last"
@@ -186,9 +188,10 @@ EVERY = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("paper, experiment", EVERY)
 def test_rows_are_the_same_after_an_estimate(paper, experiment, tmp_path):
-    plan = planned(paper, experiment, "smoke", None, "cpu", tmp_path / "out", False)
+    plan = planned(paper, experiment, "smoke", device="cpu", out=tmp_path / "out", progress=False)
     carry_out = study(plan.settings["kind"])
     job = dataclasses.replace(plan.job, folder=None)
     before = carry_out(job)
@@ -235,7 +238,7 @@ def test_ctrl_c_ends_a_pilot(timed):
 
 def test_a_stored_record_is_scaled_by_its_seeds(tmp_path, monkeypatch):
     m = records.load(PAPER, "fig1", "quick").manifest
-    plan = planned(PAPER, "fig1", "quick", 5, "cpu", tmp_path / "runs")
+    plan = planned(PAPER, "fig1", "quick", seeds=5, device="cpu", out=tmp_path / "runs")
     assert not (tmp_path / "runs").exists(), "an error leaves nothing behind"
     found = duration.expect(plan, pytest.fail)
     assert found.seconds == pytest.approx(m["wall_seconds"] * 5 / len(m["seeds"]))
@@ -245,7 +248,9 @@ def test_a_stored_record_is_scaled_by_its_seeds(tmp_path, monkeypatch):
     done = duration.expect(dataclasses.replace(plan, worked=100.0))
     assert done.left == pytest.approx(found.seconds - 100)
     assert ", of which 1.7 min are done: " in str(done)
-    other = planned(PAPER, "fig1", "quick", 5, "cpu", tmp_path, changes={"batch_size": 3})
+    other = planned(
+        PAPER, "fig1", "quick", seeds=5, device="cpu", out=tmp_path, changes={"batch_size": 3}
+    )
     gpu = dataclasses.replace(plan, job=dataclasses.replace(plan.job, device="cuda"))
     timed = Estimate(1.0, "timed")
     monkeypatch.setattr(duration, "_timed", lambda *_: timed)
@@ -254,9 +259,9 @@ def test_a_stored_record_is_scaled_by_its_seeds(tmp_path, monkeypatch):
 
 def test_nothing_is_timed_for_what_is_refused(tmp_path):
     asked = (PAPER, "figB1", "smoke")
-    experiments.run(*asked, [3], out=tmp_path, progress=False)
+    experiments.run(*asked, seeds=[3], out=tmp_path, progress=False)
     with pytest.raises(FedlibError, match="with seeds 3"):
-        experiments.run(*asked, [4], out=tmp_path, announce=pytest.fail)
+        experiments.run(*asked, seeds=[4], out=tmp_path, announce=pytest.fail)
     with pytest.raises(FedlibError, match="nosuch"):
         experiments.run(PAPER, "fig1", "smoke", changes={"nosuch": 1}, out=tmp_path,
                         announce=pytest.fail)  # fmt: skip

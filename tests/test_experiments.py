@@ -88,13 +88,14 @@ def again(name, out, **options):
 def test_every_kind_of_study_has_an_experiment():
     settings = [catalogue.settings(p, n, "smoke") for p, n in NAMES]
     kinds = {s.get("study", s["kind"]) for s in settings}  # tuning runs the study of another
-    assert all(":" in kind and kind.startswith("fedlib.papers.") for kind in kinds)
+    assert all(":" in kind and kind.startswith("fedlib.lab.studies.") for kind in kinds)
     assert {n for p, n in NAMES if p == PAPER} >= {
         *("fig1", "fig2", "figB1", "figB2", "figD1", "figD2", "figD3"),
         *("factor", "heterogeneity", "speedup"),
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("paper, name", NAMES, ids=[f"{p}-{n}" for p, n in NAMES])
 def test_smoke_record(paper, name, smoke):
     record = smoke(paper, name)
@@ -120,8 +121,7 @@ def test_smoke_record(paper, name, smoke):
         )
         assert m["data"].keys() - held.hashes.keys() == {"as used"}
         assert held.hashes.items() <= m["data"].items()
-    used = bool(m["data"]) and s["dataset"] == "digits"
-    assert ("digits, a substitute" in record.provenance()) == used
+    assert (f", {s.get('dataset')}, a substitute" in record.provenance()) == bool(m["data"])
     frame = record.frame
     assert len(frame) and set(frame["seed"]) <= {0, *m["seeds"]} and not frame.duplicated().any()
     if paper == PAPER:
@@ -137,6 +137,7 @@ def test_smoke_record(paper, name, smoke):
     assert files == [f"{name}.smoke.csv.gz", f"{name}.smoke.json"], "no checkpoints are left"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("paper, name", NAMES, ids=[f"{p}-{n}" for p, n in NAMES])
 def test_the_stored_smoke_record_is_made_again(paper, name, smoke):
     """What makes a record *checked*: a change of any number in any small run is noticed here."""
@@ -153,6 +154,7 @@ QUICK = [r for r in records.stored() if r.manifest["profile"] == "quick"]
 SECONDS = [r for r in QUICK if r.manifest["wall_seconds"] < 4 and not r.manifest["data"]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("held", SECONDS, ids=lambda r: r.path.name.split(".")[0])
 def test_a_stored_record_that_takes_seconds_is_made_again(held, tmp_path):
     m = held.manifest
@@ -189,7 +191,7 @@ def test_making_a_record_again_makes_no_rule_older(tmp_path, monkeypatch):
     records.save(tmp_path, first.frame, early)
     for seeds in ([7], [8]):
         assert make(seeds=seeds).manifest["looked"] == "2026-01-02T03:03:00+00:00"
-    book = experiments.run(PAPER, "figB2", "quick", [7], out=tmp_path, progress=False)
+    book = experiments.run(PAPER, "figB2", "quick", seeds=[7], out=tmp_path, progress=False)
     assert book.manifest["looked"] < first.manifest["date"], "the book has a record of it"
 
 
@@ -236,6 +238,7 @@ def test_seeds_are_runs_of_their_own(smoke, tmp_path):
     assert "2 seeds" in chosen.provenance() and "1 seed," in one.provenance()
 
 
+@pytest.mark.slow
 def test_claims_can_be_judged_from_smoke_records(smoke):
     for name in catalogue.names(PAPER):
         smoke(PAPER, name)
@@ -283,20 +286,20 @@ def test_layers_of_settings(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "arguments, message",
+    "name, options, message",
     [
-        (("participaton", "fig1", "smoke"), r"Did you mean 'participation'\? Valid: "),
-        ((PAPER, "fgi1", "smoke"), r"experiment 'fgi1'\. Did you mean 'fig1'\? Valid: .*figD3"),
-        ((PAPER, "fig1", "smok"), r"Did you mean 'smoke'\? Valid: paper, quick, smoke"),
-        ((PAPER, "fig1", "smoke", 0), "1 to 10000"),
-        ((PAPER, "fig1", "smoke", [2, 2]), "different"),
-        ((PAPER, "fig1", "smoke", [-1]), "whole number of at least 0"),
-        ((PAPER, "fig1", "smoke", 1, "tpu"), r"device 'tpu'.* Valid: auto, cpu, cuda"),
+        (("participaton", "fig1", "smoke"), {}, r"Did you mean 'participation'\? Valid: "),
+        ((PAPER, "fgi1", "smoke"), {}, r"experiment 'fgi1'\. Did you mean 'fig1'\? Valid: .*figD3"),
+        ((PAPER, "fig1", "smok"), {}, r"Did you mean 'smoke'\? Valid: long, paper, quick, smoke"),
+        ((PAPER, "fig1", "smoke"), dict(seeds=0), "1 to 10000"),
+        ((PAPER, "fig1", "smoke"), dict(seeds=[2, 2]), "different"),
+        ((PAPER, "fig1", "smoke"), dict(seeds=[-1]), "whole number of at least 0"),
+        ((PAPER, "fig1", "smoke"), dict(seeds=1, device="tpu"), "'tpu'.* Valid: auto, cpu, cuda"),
     ],
 )
-def test_what_cannot_be_run_is_refused_at_once(arguments, message, tmp_path):
+def test_what_cannot_be_run_is_refused_at_once(name, options, message, tmp_path):
     with pytest.raises(FedlibError, match=message):
-        experiments.run(*arguments, out=tmp_path / "out")
+        experiments.run(*name, out=tmp_path / "out", **options)
     assert not list(tmp_path.iterdir())
 
 
@@ -332,13 +335,13 @@ def test_obtain_reads_or_runs(tmp_path, monkeypatch):
         experiments.obtain(PAPER, "figB1", "replay", out=tmp_path)
     made = experiments.obtain(PAPER, "figB1", "smoke", out=tmp_path)
     ran = []
-    monkeypatch.setattr(experiments, "run", lambda *given, **_: ran.append(given))
+    monkeypatch.setattr(experiments, "run", lambda *_, **given: ran.append(given))
     read = experiments.obtain(PAPER, "figB1", "replay", out=tmp_path)
     assert read.path == made.path and read.frame.equals(made.frame)
     again = experiments.obtain(PAPER, "figB1", "smoke", device="cpu", out=tmp_path)
     assert again.path == made.path and not ran, "it is there, and the same code made it"
     experiments.obtain(PAPER, "figB1", "smoke", 2, "cpu", tmp_path)
-    assert [given[3] for given in ran] == [2], "other seeds"
+    assert [given["seeds"] for given in ran] == [2], "other seeds"
     m = made.manifest
     for other in ({"device": "a GPU"}, {"code": m["code"] | {"simulate": "0"}}):
         records.save(tmp_path, made.frame, m | other)
@@ -346,6 +349,7 @@ def test_obtain_reads_or_runs(tmp_path, monkeypatch):
     assert len(ran) == 3
 
 
+@pytest.mark.slow
 def test_a_record_waits_for_its_tuning(tmp_path, monkeypatch):
     """Where the record of the rates is another one, what was run at them is run again."""
     rates = experiments.run(
@@ -361,6 +365,7 @@ def test_a_record_waits_for_its_tuning(tmp_path, monkeypatch):
     assert len(ran) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fig1", "figD2", "figD3", "figD1"])
 def test_runs_in_one_batch_are_the_runs_apart(name):
     """Bit for bit; one run of figD2 is made to lose a seed, another both."""
@@ -377,8 +382,7 @@ def test_runs_in_one_batch_are_the_runs_apart(name):
     pd.testing.assert_frame_equal(whole.frame, frame, check_exact=True)
     assert whole.diverged == {k: v for one in apart for k, v in one.diverged.items()}
     assert bool(whole.diverged) == (name == "figD2")
-    algorithms = {run["run"]: studies.build_algorithm({**s, **run}) for run in s["runs"]}
-    sizes = [len(names) for names, _ in studies.batches(algorithms, 2)]
+    sizes = [len(runs) for runs in studies.side_by_side(s, studies.TOGETHER)]
     assert sizes == {"fig1": [1, 2, 1, 1], "figD2": [5, 5], "figD3": [5], "figD1": [1, 1]}[name]
 
 
@@ -401,12 +405,12 @@ def test_a_second_start_says_who_is_at_it(tmp_path):
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout.readline() == "held\n"
         with pytest.raises(FedlibError, match="profile smoke, is under way in .*--out") as error:
-            experiments.run(PAPER, "figB1", "smoke", None, "cpu", tmp_path, False)
+            experiments.run(PAPER, "figB1", "smoke", device="cpu", out=tmp_path, progress=False)
         assert f"process {other.pid} on " in str(error.value)
         assert not list(folder.glob("*.csv.gz"))
-        experiments.run(PAPER, "figB2", "smoke", None, "cpu", tmp_path, False)
+        experiments.run(PAPER, "figB2", "smoke", device="cpu", out=tmp_path, progress=False)
         other.kill()
-    experiments.run(PAPER, "figB1", "smoke", None, "cpu", tmp_path, False)
+    experiments.run(PAPER, "figB1", "smoke", device="cpu", out=tmp_path, progress=False)
     assert not list(folder.glob(".*")), "a lock dies with its process, and nothing is left"
 
 
@@ -416,7 +420,7 @@ def test_no_room_for_the_lock(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Path, "write_text", full)
     with pytest.raises(FedlibError, match="Cannot write to .*lock: No space left"):
-        experiments.run(PAPER, "figB1", "smoke", None, "cpu", tmp_path, False)
+        experiments.run(PAPER, "figB1", "smoke", device="cpu", out=tmp_path, progress=False)
     assert not list((tmp_path / PAPER).glob(".*"))
 
 
@@ -427,7 +431,7 @@ def test_a_run_that_fails_gives_its_lock_back(tmp_path, monkeypatch):
 
     monkeypatch.setattr(experiments, "study", lambda kind: fails)
     with pytest.raises(ZeroDivisionError):
-        experiments.run(PAPER, "figB1", "smoke", None, "cpu", tmp_path, False)
+        experiments.run(PAPER, "figB1", "smoke", device="cpu", out=tmp_path, progress=False)
     assert not list((tmp_path / PAPER).glob(".*"))
 
 
@@ -450,7 +454,7 @@ def test_rows_end_where_the_last_seed_was_lost(monkeypatch):
         history = right(*args, **options)
         if options["name"] != "warm-up":
             looks[:] = sorted(set(history.frame["round"]))
-            history.diverged = {n: {1: looks[1], 2: looks[2]} for n in options["name"]}
+            history.diverged = {(n, k): looks[k] for n in options["name"] for k in (1, 2)}
         return history
 
     monkeypatch.setattr(studies, "simulate", lost)
@@ -519,7 +523,7 @@ def test_a_commit_with_changes_has_a_plus(tmp_path, monkeypatch):
 @pytest.mark.parametrize("seeds", [0, 10**12, "ab", 1.5, [1.5], [-1], [2**70], []])
 def test_seeds_that_cannot_be(seeds, tmp_path):
     with pytest.raises(FedlibError, match=r"[Ss]eed"):
-        experiments.run(PAPER, "figB1", "smoke", seeds, out=tmp_path)
+        experiments.run(PAPER, "figB1", "smoke", seeds=seeds, out=tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -538,14 +542,14 @@ def test_seeds_that_cannot_be(seeds, tmp_path):
 )
 def test_settings_that_cannot_be_leave_no_folder(changes, told, tmp_path):
     with pytest.raises(FedlibError, match=told):
-        experiments.run(PAPER, "fig1", "smoke", None, "cpu", tmp_path / "new", False,
+        experiments.run(PAPER, "fig1", "smoke", device="cpu", out=tmp_path / "new", progress=False,
                         changes=changes)  # fmt: skip
     assert not (tmp_path / "new").exists()
 
 
 def test_a_folder_that_was_there_stays(tmp_path):
     with pytest.raises(FedlibError, match="clients for"):
-        experiments.run(PAPER, "fig1", "smoke", None, "cpu", tmp_path, False,
+        experiments.run(PAPER, "fig1", "smoke", device="cpu", out=tmp_path, progress=False,
                         changes={"clients": 10**6})  # fmt: skip
     assert list(tmp_path.iterdir()) == []
 

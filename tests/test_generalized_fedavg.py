@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from fedlib.engine.data import FederatedDataset
+from fedlib.engine.evaluation import Evaluation
 from fedlib.engine.models import linear, softmax
 from fedlib.engine.simulation import simulate
 from fedlib.engine.tasks import Task
@@ -245,7 +246,7 @@ def test_simulate_matches_the_bare_loop_and_reports_divergence():
     task = classification()
     algorithm = FedAvg(SOME, **MINI)
     path, _ = run(algorithm, task, 6)
-    history = simulate(algorithm, task, 6, (0, 1), evaluate_every=4, progress=False)
+    history = simulate(algorithm, task, 6, (0, 1), evaluation=Evaluation(4), progress=False)
     assert torch.equal(history.state.x, path[-1])
     assert history.frame["round"].unique().tolist() == [0, 4, 6] and not history.diverged
     assert set(history.frame.columns) == {
@@ -258,7 +259,7 @@ def test_simulate_matches_the_bare_loop_and_reports_divergence():
         "value",
     }
     wild = simulate(FedAvg(pt.Full(N), lr=1e3), regression(), 500, (0, 1), progress=False)
-    assert set(wild.diverged) == {0, 1} and wild.state.t < 500
+    assert set(wild.diverged) == {("", 0), ("", 1)} and wild.state.t < 500
 
 
 def test_fedavg_knows_nothing_of_amplification():

@@ -9,8 +9,8 @@ import pytest
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
-from fedlib import datasets
-from fedlib.datasets import cards, generators
+from fedlib import cards, datasets
+from fedlib.datasets import generators
 from fedlib.datasets.generators import depth_views, ehr_like, shapes
 from fedlib.errors import FedlibError
 from fedlib.paths import data_folder

@@ -9,6 +9,7 @@ import torch
 from numpy.testing import assert_allclose
 
 from fedlib.engine import models
+from fedlib.engine.checkpoint import Checkpoint
 from fedlib.engine.data import FederatedDataset
 from fedlib.engine.mixing import mix
 from fedlib.engine.simulation import simulate
@@ -409,9 +410,9 @@ def test_what_treats_clients_apart_is_refused():
 
 
 def test_an_interrupted_run_goes_on_to_the_same_end(tmp_path):
-    task, file = task_of(), tmp_path / "run.pt"
+    task, kept = task_of(), Checkpoint(tmp_path / "run.pt", 2)
     algorithm = HierarchicalSGD((2, 4), 0.2, 3.0, 30.0, QUICK, SERVER, 2)
-    options = dict(progress=False, checkpoint=file, checkpoint_every=2)
+    options = dict(progress=False, checkpoint=kept)
     rounds = algorithm.rounds((0, 1))
 
     def stop(state, _):

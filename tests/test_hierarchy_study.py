@@ -17,7 +17,6 @@ from fedlib.errors import FedlibError
 from fedlib.lab.evidence import catalogue
 from fedlib.lab.job import Job
 from fedlib.lab.studies import hierarchy as study
-from fedlib.lab.studies import hierarchy_constants as constants
 from fedlib.lab.studies import hierarchy_theorems as theorems
 from fedlib.papers.hierarchy import AsyncHierarchicalSGD, HierarchicalSGD, arrivals, theory
 from fedlib.papers.hierarchy.clock import Timeline
@@ -121,7 +120,7 @@ def test_rows_at_even_times_hold_the_last_completed_round():
     line = Timeline(
         np.ones((3, 1), int), np.ones((3, 1)), np.ones(3), np.array([3.0, 4.0, 11.0]), ()
     )
-    history = History(pd.DataFrame(rows), None, {"a": {7: 2}})
+    history = History(pd.DataFrame(rows), None, {("a", 7): 2})
     frame, lost = study.on_time(history, "a", (7,), [line], 10.0, 5)
     told = frame[frame["split"] == "test"]
     assert told["clock"].tolist() == [0, 2, 4, 6, 8, 10]
@@ -318,7 +317,7 @@ def test_constants_are_looked_at_along_the_run():
     task = task_of()
     algorithm = HierarchicalSGD((2, 4), 0.3, 0.0, 60.0, QUICK, SERVER, 2)
     rounds = algorithm.rounds((5,))
-    found = constants.along(algorithm, task, 5, [0.5, 1.0])
+    found = theorems.along(algorithm, task, 5, [0.5, 1.0])
     path = states(algorithm, task, rounds, (5,))
     assert len(found) == 3 and round(rounds / 2) < rounds
     assert_allclose(found[0], task.init((5,)))
@@ -326,17 +325,18 @@ def test_constants_are_looked_at_along_the_run():
     assert_allclose(found[2], path[-1].x)
 
 
+@pytest.mark.slow
 def test_constants_against_a_whole_hessian():
     """Softmax regression on the digits: the Hessian of a group's loss, by autograd."""
     s = catalogue.settings("hierarchy", "constants-7", "smoke")
     one = {**s, "lr": 0.1, "groups": [2, 3], "runs": s["runs"][:1], "products": 200}
     one["runs"] = [{"run": "S=0", "shares": [1.0], "time": 12.0}]
-    frame = constants.constants(Job(one, (1,), progress=False)).frame
+    frame = theorems.constants(Job(one, (1,), progress=False)).frame
     found = frame.set_index("metric")["value"]
     task = study.build_task(one, [1])[0].of(1)
     algorithm = study.build_algorithm([{**one, **one["runs"][0]}], 1)
     largest, steep = 0.0, 0.0
-    models = constants.along(algorithm, task, 1, [1.0])
+    models = theorems.along(algorithm, task, 1, [1.0])
     assert len(models) == 2 and not torch.equal(*models)
     for theta in models:
         for clients in (range(2), range(2, 5)):

@@ -828,6 +828,7 @@ def test_the_printed_bound_is_smallest_at_s_0():
         assert found.best == 0 and (np.diff(found.totals) > -1e-12).all()
 
 
+@pytest.mark.slow
 def test_the_sharper_bound_has_a_best_sync_time_inside():
     rule = partial(
         theory.theorem_2_sharper, sizes=[1, 1], lr=0.03, L=1.0, G2=1.0, sigma2=0.9, gap=1.0

@@ -13,7 +13,7 @@ import pages
 import pytest
 
 PACKAGE = pages.ROOT / "fedlib"
-FLOORS = ["errors", "schema", "paths", "files", *pages.folders(), "__main__"]
+FLOORS = ["errors", "schema", "paths", "files", "cards", *pages.folders(), "__main__"]
 WING = ["job", "trials", "vertical", "studies", "evidence", "show", "batch", "bench", "gpu", "cli"]
 LONG = 25  # nodes of syntax from which on a definition is worth having once
 
@@ -170,3 +170,29 @@ print(len(simulate(algorithm, Task(models.softmax(64, 10), data), 2).frame))
     command = [sys.executable, "-W", "error", "-c", code]
     done = subprocess.run(command, capture_output=True, text=True)
     assert not done.returncode and int(done.stdout) > 2, done.stderr
+
+
+# --- what starts without what ---------------------------------------------------------------------
+
+JUDGES = [f"fedlib.lab.evidence.{name}" for name in ("claims", "findings", "tuning")]
+
+
+@pytest.mark.parametrize(
+    ("code", "without"),
+    [
+        (f"import {', '.join(JUDGES)}", "torch scipy sklearn fedlib.engine fedlib.datasets"),
+        ("sys.argv[1:] = ['--help']; import fedlib.__main__", "torch pandas numba matplotlib"),
+        ("sys.argv[1:] = ['--help']; import fedlib.__main__", "fedlib.papers fedlib.lab.vertical"),
+    ],
+    ids=["judging", "help", "help-papers"],
+)
+def test_what_needs_little_starts_with_little(code, without):
+    """Stored records are read and judged without torch; and help comes at once, and whole."""
+    code = f"""
+import atexit, sys
+atexit.register(lambda: print(*sorted({without.split()} & sys.modules.keys())))
+{code}
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not done.stdout.splitlines()[-1]
+    assert "--help" not in code or " vertical  VFB²: parties" in done.stdout

@@ -288,25 +288,6 @@ def test_a_single_piece_is_computed_by_one_core_too(cores, monkeypatch):
     assert seen == [1]
 
 
-def test_threads_do_not_lend_the_module_to_each_other(cores):
-    cores(2)
-    inside, most = [], []
-
-    class Slow(nn.Linear):
-        def forward(self, x):
-            inside.append(1)
-            most.append(len(inside))
-            time.sleep(0.02)
-            inside.pop()
-            return super().forward(x)
-
-    task, theta, batches = problem("any module")
-    slow = Task(models.Model(Slow(8, 3)), task.data)
-    most.clear()  # the task has tried the module
-    local_sgd(slow, theta[:, :27], batches, 0.1, copies=1)
-    assert set(most) == {1} and len(most) == COPIES * STEPS
-
-
 def test_unknown_and_unfit_backends():
     task, theta, batches = problem("softmax")
     with pytest.raises(FedlibError, match="Did you mean 'threads'"):
@@ -376,12 +357,14 @@ needs_proc = pytest.mark.skipif(
 )
 
 
+@pytest.mark.slow
 @needs_proc
 def test_2000_clients_in_one_call_need_the_data_and_four_floats_a_parameter():
     grown, allowed, least = measured("one call")
     assert least < grown < allowed, f"{grown / 1e6:.0f} MB, allowed {allowed / 1e6:.0f} MB"
 
 
+@pytest.mark.slow
 @needs_proc
 def test_a_round_of_everyone_holds_few_copies_at_a_time():
     grown, allowed, all_at_once = measured("everyone")

@@ -220,6 +220,7 @@ def test_a_fresh_network_starts_as_pytorchs(build):
             assert (view.abs().max() / parameter.abs().max()).item() == pytest.approx(1, abs=0.1)
 
 
+@pytest.mark.slow
 def test_resnet18_batched_equals_the_module():
     model = models.resnet18((3, 16, 16), 3)
     theta = model.init(stream(0, "init"), 2)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import mutants
 
@@ -48,24 +47,3 @@ def test_messages_annotations_and_decorators_are_spared(tmp_path):
     path.write_text("import functools\n\n\n@functools.lru_cache(maxsize=5)" + MODULE)
     found = mutants.mutants([path], tmp_path / "session.sqlite")
     assert {one.start_pos[0] for one in found} == {6, 8, 12}
-
-
-def test_tests_are_those_that_import_a_module_by_any_road():
-    def names(module):
-        return {Path(file).name for file in mutants.importers(Path(module))}
-
-    assert "test_draws.py" in names("fedlib/engine/draws.py")
-    assert "test_generalized_fedavg.py" in names("fedlib/papers/participation/algorithm.py")
-
-
-def test_where_none_imports_it_those_of_its_users_do(tmp_path, monkeypatch):
-    texts = {
-        "own/low.py": "",
-        "own/high.py": "import own.low",
-        "tests/test_it.py": "import own.high",
-    }
-    for name, text in texts.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
-    monkeypatch.chdir(tmp_path)
-    assert mutants.importers(Path("own/low.py")) == ["tests/test_it.py"]

@@ -41,6 +41,7 @@ class Learner(fedavg.FedAvg):
 @dataclass(frozen=True)
 class FedProx(Learner):
     mu: float = 0.1
+    draws = None
 
     def round(self, state, task):
         clients, q = self.participation.cohort(state.seeds, state.t)
@@ -48,14 +49,16 @@ class FedProx(Learner):
         return replace(state, x=average(y, q), cursor=cursor, t=state.t + 1), {}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ScaffoldState(fedavg.State):
-    c: torch.Tensor = None  # [R, P], the server's control variate
-    own: torch.Tensor = None  # [R, N, P], the clients'
+    c: torch.Tensor  # [R, P], the server's control variate
+    own: torch.Tensor  # [R, N, P], the clients'
 
 
 @dataclass(frozen=True)
 class Scaffold(Learner):
+    draws = None
+
     def init(self, task, seeds):
         start = super().init(task, seeds)
         c = torch.zeros_like(start.x)

@@ -15,6 +15,8 @@ import pytest
 
 from fedlib.lab.evidence import catalogue, freshness, records
 
+pytestmark = pytest.mark.slow
+
 ROOT = build.ROOT
 NOTEBOOKS = sorted(
     path.relative_to(ROOT)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 import warnings
 
 import numpy as np
@@ -272,7 +273,7 @@ def dropped(task, seed=0, client=0, number=0):
     theta = torch.zeros(1, task.size).double()
     task.model.views(theta)["0.bias"].fill_(1.0)
     seen = []
-    layer = task.model._body[2]
+    layer = task.model._own.body[2]
     layer.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
     batch = Batch(torch.arange(8).view(1, -1), visits=[(seed, client, number)])
     task.model._maps["cpu"] = False
@@ -327,6 +328,37 @@ def test_the_number_of_cores_and_a_pause_do_not_change_a_bit(build):
     assert torch.equal(whole.x, again.x) and not torch.equal(whole.x[0], whole.x[1])
 
 
+class Meets(nn.Linear):
+    """A layer in which two threads wait for each other, as soon as there is a place to meet."""
+
+    place = None
+
+    def forward(self, x):
+        if self.place is not None:
+            self.place.wait()  # passes only when two threads are here at once
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("mapped", [True, False])
+def test_two_threads_are_in_the_forward_pass_at_once(mapped, monkeypatch):
+    module = nn.Sequential(Meets(6, 5), nn.Dropout(0.5), nn.BatchNorm1d(5), nn.Linear(5, 3))
+    data = FederatedDataset.build(X, Y, np.split(np.arange(24), 2))
+    task, threads = Task(Model(module.double()), data), torch.get_num_threads()
+    assert task.model._maps == {"cpu": True}
+    task.model._maps["cpu"] = mapped
+    clients, cursor = torch.tensor([[0, 1]]), np.zeros((1, 2), dtype=int)
+    batches, _ = data.next_batches((0,), clients, cursor, 3, 4)
+    theta = task.init((0, 1))
+    alone = local_sgd(task, theta, batches, 0.1, copies=1, backend="loop")
+    monkeypatch.setattr(Meets, "place", threading.Barrier(2, timeout=20))
+    try:
+        torch.set_num_threads(2)
+        found = local_sgd(task, theta, batches, 0.1, copies=1, backend="threads")
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(found, alone)
+
+
 def test_dropout_is_off_in_evaluation_and_needs_to_know_whose_batch_it_is():
     module = with_dropout()
     task = Task(Model(module), FederatedDataset.build(X, Y, [np.arange(24)]))
@@ -350,7 +382,7 @@ def test_channels_are_dropped_whole():
     model = Model(module)
     model.outputs(torch.zeros(4, 6))
     seen = []
-    model._body[3].register_forward_pre_hook(lambda _, args: seen.append(args[0] != 0))
+    model._own.body[3].register_forward_pre_hook(lambda _, args: seen.append(args[0] != 0))
     model._maps["cpu"] = False
     model.apply(model.to_row(module).float(), torch.ones(1, 4, 6), True, torch.tensor([5]))
     assert torch.equal(seen[0][..., 0], seen[0][..., 1]) and 60 < seen[0][..., 0].sum() < 180

@@ -70,7 +70,8 @@ def test_the_commands_are_those_of_the_command_line():
     assert "| `fedlib claims [PAPER]` |" in text and "| `fedlib data get NAME` |" in text
 
 
-def test_a_claim_leads_to_its_experiments():
+def test_a_claim_leads_to_its_experiments(monkeypatch, verdicts):
+    monkeypatch.setattr(pages, "judged", verdicts.get)
     text = "\n".join(pages.scoreboard())
     assert "| {ref}`GFA-C1` | `fig1-tuned`, `fig1`, `fig1-cifar` |" in text
     assert "| {ref}`GFA-C6` | `figB1`, `figB2` |" in text

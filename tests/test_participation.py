@@ -5,6 +5,7 @@ import pytest
 
 from fedlib.engine.rng import stream
 from fedlib.errors import FedlibError
+from fedlib.papers.participation.theory import factor, interval_means
 from fedlib.population import participation as pt
 
 ALL = {
@@ -19,6 +20,10 @@ ALL = {
     "drift": pt.Drift(20, 3),
     "trace": pt.Trace(np.random.default_rng(0).dirichlet(np.ones(20), size=7)),
 }
+
+
+def mean_factor(process, seed, P, rounds, start=0):
+    return factor(interval_means(process.weights(seed, start, start + rounds), P)).mean()
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -44,8 +49,8 @@ def test_rho2_of_distinct_equal_draws():  # exact test 7
 def test_regularized_has_equal_interval_means():  # exact test 9
     process = pt.Regularized(250, 10)
     for P in (25, 50, 75):
-        assert np.abs(process.interval_means(1, P, 4) - 1 / 250).max() < 1e-15
-    assert process.factor(1, 10, 100) > 1
+        assert np.abs(interval_means(process.weights(1, 0, 4 * P), P) - 1 / 250).max() < 1e-15
+    assert mean_factor(process, 1, 10, 100) > 1
 
 
 @pytest.mark.parametrize("offset", [0, 1, 37, 99])
@@ -90,7 +95,7 @@ def test_markov_gives_everyone_the_same_expected_weight():
 
 def test_drift_is_ergodic():
     process = pt.Drift(50, 5)
-    factors = [process.factor(0, P, 20_000) for P in (1, 100, 2000)]
+    factors = [mean_factor(process, 0, P, 20_000) for P in (1, 100, 2000)]
     assert factors[0] > factors[1] > factors[2] and factors[2] < 0.02
     assert np.array_equal(process.weights(0, 1023, 1026)[1:], process.weights(0, 1024, 1026))
 
@@ -111,9 +116,9 @@ def test_official_sampler():
 
 def test_participation_factor_of_the_official_sampler():
     """Averaged over offsets: no decay below a cycle, none left at a whole one, 900 below 100."""
-    offsets = range(5, 100, 10)
+    samplers = [pt.PeriodicSampler(250, 10, offset=offset) for offset in range(5, 100, 10)]
     mean = {
-        P: np.mean([pt.PeriodicSampler(250, 10, offset=o).factor(0, P, 3600, 500) for o in offsets])
+        P: np.mean([mean_factor(each, 0, P, 3600, 500) for each in samplers])
         for P in (1, 100, 300, 500, 900)
     }
     assert mean[1] == pytest.approx(3.69, rel=0.01)

@@ -10,6 +10,7 @@ from numpy.testing import assert_allclose
 from fedlib.engine import models
 from fedlib.engine.data import Batch, FederatedDataset
 from fedlib.engine.draws import upload
+from fedlib.engine.evaluation import Evaluation
 from fedlib.engine.rng import stream
 from fedlib.engine.simulation import simulate
 from fedlib.engine.sweeps import sweep
@@ -328,7 +329,7 @@ def test_both_rates_may_be_swept():
 def test_simulate_goes_on_from_a_checkpoint(tmp_path):
     task = task_of()
     perm = PERM(0.2, 2, 2)
-    looks = dict(progress=False, evaluate=lambda s, k: {})
+    looks = dict(progress=False, evaluation=Evaluation(splits=()))
     whole = simulate(perm, task, 2 * N + 2, (0,), **looks).state
     half = simulate(perm, task, N + 1, (0,), **looks).state
     rest = simulate(perm, task, N + 1, (0,), state=half, **looks).state
@@ -445,3 +446,16 @@ def test_the_noise_is_counted_in_the_precision_of_the_gradients():
     found = Estimate(a, b, (torch.tensor([[3, 5]]), torch.tensor([[2, 7]]))).noise()
     apart = ((a - b) ** 2).sum(2)[0].numpy()
     assert_allclose(found, (apart / [1 / 3 + 1 / 2, 1 / 5 + 1 / 7]).mean(), rtol=1e-14)
+
+
+def test_a_run_that_has_diverged_ends_no_other():
+    """Beside a model that is no number the other run's bits are those of a run alone."""
+    task, quiet = task_of(), dict(progress=False, evaluation=Evaluation(splits=()))
+    perm, rounds = PERM(0.05, 2, 4), 2 * task.N
+    start = perm.init(task, (1, 1))
+    start.x[1] = torch.nan
+    names = dict(name=["good", "bad"], state=start)
+    both = simulate(perm, task, rounds, (1, 1), **names, **quiet).state
+    alone = simulate(perm, task, rounds, (1,), **quiet).state
+    assert torch.equal(both.x[0], alone.x[0]) and torch.equal(both.A[0], alone.A[0])
+    assert both.x[1].isnan().all()

@@ -178,7 +178,7 @@ def test_each_client_is_judged_by_its_own_model_on_its_own_rows():
         (dict(split="random", judging=1.0), "judging is the share"),
         (dict(split="classes", classes=11), "11 of 10 classes a client"),
         (dict(split="classes", classes=4), "4 of 10 classes a client"),
-        (dict(split="random", pool=9), "pool = 9 pixels"),
+        (dict(split="random", pool=9), "pool = 9, and samples are"),
         (dict(split="halves"), "needs features"),
         (dict(split="halves", features=3, clients=1), "two clients or more"),
         (dict(split="halves", features=1), "Take 2 or more"),

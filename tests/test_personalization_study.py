@@ -8,6 +8,7 @@ import torch
 from numpy.testing import assert_allclose
 
 from fedlib.engine.draws import upload
+from fedlib.engine.evaluation import Evaluation
 from fedlib.engine.simulation import simulate
 from fedlib.errors import FedlibError
 from fedlib.lab.job import Job
@@ -33,6 +34,10 @@ S = dict(
     features=5, model=["softmax", 5, 2], l2=0.01, local_steps=2, batch_size=4, rounds=14, looks=7,
     lam=30.0, inner_lr=0.05, pull=1.0, mixing=0.5, tune_steps=2,
 )  # fmt: skip
+
+
+def build_task(s, population):
+    return study.build_task(s, population.train, "cpu", population.x, population.y)
 
 
 def outcome(*runs, **changes):
@@ -89,20 +94,21 @@ def test_what_an_experiment_says_is_what_a_method_gets():
 
 def test_the_task_has_the_ridge_that_an_experiment_says():
     population = people(S, (1, 2))
-    with_l2, without = (study.build_task(S | dict(l2=l2), population) for l2 in (0.5, 0.0))
+    with_l2, without = (build_task(S | dict(l2=l2), population) for l2 in (0.5, 0.0))
     theta = torch.ones(1, 12)
     apart = with_l2.of(1).client_gradients(theta) - without.of(1).client_gradients(theta)
     assert_allclose(apart, 0.5 * theta.expand(6, -1), rtol=1e-6)
     bare = {k: v for k, v in S.items() if k != "l2"}
-    assert study.build_task(bare, population).l2 == 0
+    assert build_task(bare, population).l2 == 0
 
 
 def test_a_run_is_the_algorithm_judged_on_rows_of_each_clients_own():
     frame = served(dict(method="perm"))
     population = people(S, (1, 2))
-    task = study.build_task(S, population)
+    task = build_task(S, population)
     perm = PERM((0.3, 0.3), 2, 4, mixing=Mixing(30.0), global_lr=(0.3, 0.3))
-    state = simulate(perm, task, 14, (1, 2), progress=False, evaluate=lambda s, k: {}).state
+    blind = Evaluation(splits=())
+    state = simulate(perm, task, 14, (1, 2), progress=False, evaluation=blind).state
     for split, parts in (("train", population.train), ("test", population.own)):
         judged = Judges(parts, (1, 2))(task, state.v)
         for r, seed in enumerate((1, 2)):
@@ -156,8 +162,8 @@ def test_two_stages_by_hand():
     """FedAvg first; weights from the gradients where it ends; then models travel from there."""
     frame = served(dict(method="two-stage", warmup=8))
     population = people(S, (1, 2))
-    task, lr, quiet = study.build_task(S, population), (0.3, 0.3), dict(progress=False)
-    quiet["evaluate"] = lambda state, task: {}
+    task, lr, quiet = build_task(S, population), (0.3, 0.3), dict(progress=False)
+    quiet["evaluation"] = Evaluation(splits=())
     x = simulate(LocalizedFedAvg(lr, 2, 4, 0), task, 8, (1, 2), **quiet).state.x
     found = estimate(task, x, upload([halves(task.data, (1, 2))], "cpu")[0])
     A = Mixing(30.0).weights(found, None)
@@ -256,9 +262,10 @@ def test_the_most_frequent_class_is_that_of_the_rows_that_judge_one_kind():
 def test_fedavg_is_fedavg():
     frame = served(dict(method="fedavg"), dict(method="localized"))
     population = people(S, (1, 2))
-    task = study.build_task(S, population)
+    task = build_task(S, population)
     plain = LocalizedFedAvg((0.3, 0.3), 2, 4, 0)
-    x = simulate(plain, task, 14, (1, 2), progress=False, evaluate=lambda s, k: {}).state.x
+    blind = Evaluation(splits=())
+    x = simulate(plain, task, 14, (1, 2), progress=False, evaluation=blind).state.x
     judged = Judges(population.own, (1, 2))(task, x.unsqueeze(1).expand(-1, 6, -1))
     assert curve(frame, "fedavg").iloc[-1] == pytest.approx(float(judged["loss"][0].mean()))
     assert curve(frame, "localized").iloc[-1] != curve(frame, "fedavg").iloc[-1]
@@ -269,10 +276,10 @@ def test_fedavg_is_fedavg():
     [
         (dict(method="fedsgd"), "Unknown method 'fedsgd'"),
         (dict(model=["forest", 3]), "Unknown model 'forest'"),
-        (dict(model=[]), "Unknown model ''"),
+        (dict(model=[]), "model is empty"),
         (dict(model=["softmax"]), "Expected .'softmax', features, classes"),
         (dict(model=["softmax", "5", 2]), "Expected .'softmax', features, classes"),
-        (dict(model=["softmax", 9, 2]), "clients have 5 features"),
+        (dict(model=["softmax", 9, 2]), r"samples are \[5\], 5 features"),
         (dict(split="thirds"), "Unknown split 'thirds'"),
         (dict(split="random"), "split 'random' needs dataset"),
         (dict(split="classes", dataset="digits"), "split 'classes' needs classes"),

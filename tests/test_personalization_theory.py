@@ -784,7 +784,7 @@ def test_the_studies_do_what_the_library_does():
     w = theorems.local_sgd(p, np.zeros((1, 3)), 6, 3, 0.05)
     own = simulate(FedAvg(Full(4), 0.05, 3, None), task, 6, seeds=(5,), progress=False).state.x
     assert_allclose(w, own, rtol=1e-9)
-    found = theorems._single(GIVEN | dict(global_noise=0.0, global_batch=1), p, 5, 8)
+    found = theorems._loop(GIVEN | dict(stages=1, global_noise=0.0, global_batch=1), p, 5, 8)
     perm = PERM(
         theory.visit_rate_single(c, 8), 3, None, "printed",
         mixing=Mixing(p.lam, "one"), global_lr=theory.global_rate(c, 8),
@@ -902,8 +902,9 @@ def test_the_studies_with_noise_are_loops_over_copies_models_and_clients():
     told = (s, loops.p, 5, 6)
     assert theorems._weights(*told) == pytest.approx(loops.weights(), rel=1e-9)
     assert theorems._models(*told) == pytest.approx(loops.models(), rel=1e-9)
-    assert theorems._single(*told) == pytest.approx(loops.loop(1), rel=1e-9)
-    assert theorems._two(*told) == pytest.approx(loops.loop(2), rel=1e-9)
+    for stages in (1, 2):
+        found = theorems._loop(s | dict(stages=stages), *told[1:])
+        assert found == pytest.approx(loops.loop(stages), rel=1e-9)
 
 
 def test_the_error_of_the_weights_is_told_by_the_logarithm_of_all_local_steps():
@@ -977,7 +978,7 @@ def test_two_stages_are_the_first_and_then_the_second():
     v, visits = np.zeros((1, 4, 3)), theorems.orders(5, 4, "random")
     for _ in range(8):
         v = theorems.epoch(p, v, A, next(visits), theory.visit_rate(c, 8), 3)
-    found = theorems._two(s, p, 5, 8)
+    found = theorems._loop(s | dict(stages=2), p, 5, 8)
     assert found["weights error"] == pytest.approx(float(((A - best_A) ** 2).sum(-1).mean()))
     last = theorems.closing(p, v, A, 3.0)
     assert found["excess"] == pytest.approx(float(p.excess(best_A, last).mean()))

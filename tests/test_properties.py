@@ -23,6 +23,7 @@ from torch import nn
 
 from fedlib.engine import local
 from fedlib.engine.data import FederatedDataset
+from fedlib.engine.evaluation import Evaluation
 from fedlib.engine.losses import LOSSES
 from fedlib.engine.model import Model
 from fedlib.engine.models import linear, mlp
@@ -299,7 +300,8 @@ def simulated(algorithm, task, state, rounds, how=(None, local.CACHED)):
     """Simulate with one backend; where cores share the work, in pieces of so many numbers."""
     backend, cached = how
     with mock.patch.object(local, "CACHED", cached), local.everywhere(backend):
-        return simulate(algorithm, task, rounds, state=state, evaluate_every=rounds, progress=False)
+        last = Evaluation(every=rounds)
+        return simulate(algorithm, task, rounds, state=state, evaluation=last, progress=False)
 
 
 def check_near(history, expected, objective):
@@ -327,6 +329,7 @@ def test_every_process_and_loss_has_its_cases():
     assert set(PROCESSES) == {*pt.PROCESSES, "trace"} and set(PLAIN) == set(LOSSES)
 
 
+@pytest.mark.slow
 @cases(0.7)
 @given(federations(), ROUNDS, HOW)
 def test_averaging_equals_the_plain_loop_and_runs_do_not_mix(case, rounds, how):
@@ -360,6 +363,7 @@ def test_averaging_equals_the_plain_loop_and_runs_do_not_mix(case, rounds, how):
         check_same(alone.state.x[0], together.state.x[r], padded)
 
 
+@pytest.mark.slow
 @cases(0.3)
 @given(tiers(), ROUNDS, HOW)
 def test_tiers_equal_the_plain_loop_and_runs_do_not_mix(case, rounds, how):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import types
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -328,7 +329,9 @@ def test_a_backend_chosen_for_all_is_given_back():
     with local.everywhere("loop"):
         with local.everywhere("batched"):
             pass
-        assert local._default == "loop"
+        assert local._default.get() == "loop"
+        with ThreadPoolExecutor(1) as other:
+            assert other.submit(local._default.get).result() is None, "another thread chooses"
 
 
 def test_a_rule_is_never_replaced_by_a_recording():

@@ -21,7 +21,7 @@ import torch
 
 from fedlib import files, paths
 from fedlib.datasets import generators
-from fedlib.engine.steps import clip, momentum, scheduled
+from fedlib.engine.steps import clip, momentum
 from fedlib.errors import FedlibError
 from fedlib.lab.evidence import catalogue, freshness, records
 
@@ -191,7 +191,7 @@ def test_digests_see_what_is_not_printed():
         (Holds(long), Holds(other)),
         (Holds([{1: long}]), Holds([{1: other}])),
         (momentum(0.5), momentum(0.9)),
-        (scheduled(lambda t: 0.5), scheduled(lambda t: 0.9)),
+        (Holds(lambda t: 0.5), Holds(lambda t: 0.9)),
         (functools.partial(clip, 1.0), functools.partial(clip, 2.0)),
         (Holds(long).__eq__, Holds(other).__eq__),
     ]
@@ -224,6 +224,7 @@ def test_a_corrupt_record_is_named(which, tmp_path):
 # --- the records that ship ------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_shipped_records_are_whole_and_up_to_date():
     held = records.stored()
     assert held
@@ -258,6 +259,8 @@ def test_provenance_calls_a_substitute_a_substitute(tmp_path):
     assert "digits, a substitute" in stored(tmp_path, profile="smoke").provenance()
     line = stored(tmp_path, fidelity="pixels re-encoded").provenance()
     assert "fashion-mnist (pixels re-encoded)" in line
+    theirs = stored(tmp_path, settings=dict(dataset="mnist")).provenance()
+    assert ", mnist, 2 seeds" in theirs, "another paper has it itself"
     assert "mnist" not in stored(tmp_path, data={}, fidelity="none").provenance()
 
 

@@ -10,7 +10,7 @@ from typing import NotRequired, get_origin, get_type_hints
 
 import pytest
 
-from fedlib import datasets, paths, schema
+from fedlib import cards, datasets, paths, schema
 from fedlib.errors import FedlibError
 from fedlib.lab import job
 from fedlib.lab.evidence import catalogue, claims, experiments, measures, records
@@ -199,7 +199,7 @@ def test_the_book_s_own_pages_are_sound(paper):
 
 def test_a_card_is_checked(tmp_path, monkeypatch):
     shutil.copytree(paths.data_folder() / "datasets", tmp_path / "datasets")
-    monkeypatch.setattr("fedlib.datasets.cards.data_folder", lambda: tmp_path)
+    monkeypatch.setattr("fedlib.cards.data_folder", lambda: tmp_path)
     page = tmp_path / "datasets" / "mnist.toml"
     text = page.read_text("utf-8")
     for old, new, words in (
@@ -227,10 +227,10 @@ def test_a_paper_s_own_page_is_checked(walk, tmp_path):
 
 
 def test_without_pydantic_pages_read_the_same_and_experiments_with_a_warning(monkeypatch):
-    cards = datasets.all_cards()
+    every = datasets.all_cards()
     monkeypatch.setattr(schema, "pydantic", None)
-    datasets.cards._read.cache_clear()
-    assert datasets.all_cards() == cards
+    cards._read.cache_clear()
+    assert datasets.all_cards() == every
     catalogue._read.cache_clear()
     with pytest.warns(UserWarning, match="unchecked"):
         held = {e: catalogue.settings("tiers", e, "smoke") for e in catalogue.names("tiers")}

@@ -22,6 +22,8 @@ import pytest
 from fedlib import paths
 from fedlib.lab.evidence import ages, claims, findings, scale
 
+pytestmark = pytest.mark.slow
+
 PAGES = build.toc_pages()
 PAPER = 720  # pixels between the margins of a sheet
 SCHEMES = {"light": False, "dark": True}

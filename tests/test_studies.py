@@ -63,17 +63,17 @@ def test_training_and_test_rows_are_those_of_the_data_set_pooled():
 )
 def test_time_compressed_by_four(changes, lr, interval):
     s = {**RUN, "algorithm": "generalized-fedavg", "amplify": 3, "interval": 20, **changes}
-    algorithm = study.build_algorithm(s)
+    algorithm = study.build_algorithm([s], 2)
     assert (algorithm.lr, algorithm.interval, algorithm.amplify) == (lr, interval, 3)
     assert (algorithm.local_steps, algorithm.batch_size) == (2, 8)
     assert (algorithm.participation.window, algorithm.participation.S) == (25, 1)
 
 
 def test_what_every_algorithm_and_process_is_given():
-    plain = study.build_algorithm({**RUN, "algorithm": "fedavg"})
+    plain = study.build_algorithm([{**RUN, "algorithm": "fedavg"}], 2)
     assert isinstance(plain, FedAvg) and plain.lr == 0.04
-    assert study.build_algorithm({**RUN, "algorithm": "wait-minibatch"}).batch_size == 8
-    assert study.build_algorithm({**RUN, "algorithm": "wait-full"}).batch_size is None
+    assert study.build_algorithm([{**RUN, "algorithm": "wait-minibatch"}], 2).batch_size == 8
+    assert study.build_algorithm([{**RUN, "algorithm": "wait-full"}], 2).batch_size is None
     given = {**RUN, "cohort": 2, "speed": 7, "on": 0.2, "off": 0.3, "cap": 4}
     made = {name: study.build_process({**given, "process": name}) for name in study.PROCESSES}
     assert made["full"].N == made["cyclic"].N == made["independent"].N == 10
@@ -110,7 +110,7 @@ def test_factor_and_squares_are_the_two_bounds_for_unit_heterogeneity():
     process = study.build_process({**s, **s["runs"][0]})
     for seed in (1, 2):
         for P in (1, 4):
-            means = process.interval_means(seed, P, 12 // P, start=3)
+            means = process.weights(seed, 3, 15).reshape(12 // P, P, 10).mean(1)
             where = dict(seed=seed, interval=P)
             (factor,) = values(outcome, metric="factor", **where)
             (squares,) = values(outcome, metric="squares", **where)

@@ -14,7 +14,9 @@ from torch import nn
 
 from fedlib.datasets import partition
 from fedlib.engine import models
+from fedlib.engine.checkpoint import Checkpoint
 from fedlib.engine.data import FederatedDataset
+from fedlib.engine.evaluation import Evaluation
 from fedlib.engine.simulation import simulate
 from fedlib.engine.sweeps import column, sweep
 from fedlib.engine.tasks import Task
@@ -81,7 +83,7 @@ def alone(algorithm, task, rounds, grid, seeds, **options):
 @pytest.mark.parametrize("process", PROCESSES, ids=lambda p: type(p).__name__)
 def test_rates_and_seeds_in_one_call(process, model):
     task, algorithm = problem(model), FedAvg(process, 0.1, local_steps=2, batch_size=3)
-    options = dict(evaluate_every=3, splits=("train", "test"), limit=50)
+    options = dict(evaluation=Evaluation(3, splits=("train", "test"), limit=50))
     found = sweep(algorithm, task, 7, {"lr": RATES}, SEEDS, progress=False, **options)
     frame, states = alone(algorithm, task, 7, {"lr": RATES}, SEEDS, **options)
     within = dict(rtol=1e-6, atol=1e-7) if model == "module" else dict(rtol=0, atol=0)
@@ -170,10 +172,10 @@ class Breaks:
 def test_a_diverged_run_is_told_by_name_and_seed(tmp_path):
     task, grid = problem(), {"lr": RATES}
     lost = ((RATES[1], 4), (RATES[1], 6), (RATES[3], 4))
-    saved = dict(checkpoint=tmp_path / "a.pt", checkpoint_every=2, progress=False)
+    saved = dict(checkpoint=Checkpoint(tmp_path / "a.pt", 2), progress=False)
     for _ in range(2):  # the second call goes on from the checkpoint of the first
         history = sweep(Breaks(lost=lost), task, 4, grid, SEEDS, **saved)
-        assert history.diverged == {"lr=0.1": {4: 2, 6: 2}, "lr=0.7": {4: 2}}
+        assert history.diverged == {("lr=0.1", 4): 2, ("lr=0.1", 6): 2, ("lr=0.7", 4): 2}
         assert history.state.t == 4, "healthy runs go on"
     with pytest.raises(FedlibError, match="belongs to another run"):
         sweep(Breaks(lost=lost), task, 4, {"lr": RATES[::-1]}, SEEDS, **saved)

@@ -22,7 +22,7 @@ RUN = """
 import sys
 from fedlib.lab.evidence import experiments
 for name in ("participation heterogeneity", "tiers waiting"):
-    experiments.run(*name.split(), "smoke", None, "cpu", sys.argv[1], False)
+    experiments.run(*name.split(), "smoke", device="cpu", out=sys.argv[1], progress=False)
 """
 
 

@@ -7,10 +7,11 @@ import torch
 from fedlib.datasets import partition
 from fedlib.engine import draws
 from fedlib.engine.draws import upload
+from fedlib.engine.evaluation import Evaluation
 from fedlib.engine.models import Model, linear, mlp, normed_cnn
 from fedlib.engine.simulation import simulate
 from fedlib.errors import FedlibError
-from fedlib.lab import bench, gpu
+from fedlib.lab import gpu
 from fedlib.lab.evidence import catalogue, records
 from fedlib.papers.tiers import LabelPrivateTDCD, ledger, theory
 from fedlib.papers.tiers.algorithm import TDCD, Cohort, Drawn, draw_ids
@@ -304,7 +305,8 @@ def test_silos_may_have_different_numbers_of_clients_and_networks():
     models = [mlp(3, 5, 3), Model(torch.nn.Linear(3, 3))]
     rows = partition.grid(M, [2, 5], 0)
     task = TieredTask(models, [X[:, b] for b in blocks], LABELS, rows)
-    history = simulate(TDCD(0.5, 3, 12), task, 40, (0, 1), evaluate_every=20, progress=False)
+    twice = Evaluation(every=20)
+    history = simulate(TDCD(0.5, 3, 12), task, 40, (0, 1), evaluation=twice, progress=False)
     loss = history.frame.query("metric == 'loss'").groupby("round")["value"].mean()
     assert loss.loc[40] < loss.loc[0] and history.frame["clock"].max() == 120
 
@@ -400,13 +402,6 @@ def test_errors_say_what_is_wrong():
         TDCD(0.1, 1, 25).init(task, (0,))
 
 
-def test_the_benchmark_compares_equal_work():
-    task, algorithm = bench.tiers_workload("linear 76-1, 4 silos")
-    state = algorithm.init(task, (0,))
-    ours = algorithm.round(state, task)[0].x[0]
-    assert torch.allclose(ours, bench.tiers_loop(task, algorithm, state.x)(), atol=1e-5)
-
-
 def test_weights_are_of_the_models_type():
     from fedlib.papers.tiers.algorithm import Cohort
 
@@ -478,7 +473,7 @@ def test_silos_that_do_not_fit(held, told):
 
 def test_a_test_split_that_is_not_there():
     with pytest.raises(FedlibError, match="no test split"):
-        simulate(TDCD(0.1, 1), network(2), 1, splits="test", progress=False)
+        simulate(TDCD(0.1, 1), network(2), 1, evaluation=Evaluation(splits="test"), progress=False)
     with pytest.raises(FedlibError, match="^theta"):
         network(2).evaluate(torch.zeros(1, 3))
 

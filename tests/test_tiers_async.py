@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fedlib.datasets import partition
+from fedlib.engine.checkpoint import Checkpoint
 from fedlib.engine.models import linear, mlp
 from fedlib.engine.simulation import simulate
 from fedlib.errors import FedlibError
@@ -228,7 +229,7 @@ def test_simulate_records_losses_against_the_clock(tmp_path):
     task, law = network(), AsyncTDCD(0.3, 3, 8, **RANDOM, tick=15.0)
     full = simulate(law, task, 6, (0, 1), progress=False)
     assert sorted(full.frame["clock"].unique()) == [15.0 * k for k in range(7)]
-    saved = dict(checkpoint=tmp_path / "a.pt", checkpoint_every=2, progress=False)
+    saved = dict(checkpoint=Checkpoint(tmp_path / "a.pt", 2), progress=False)
     simulate(law, task, 6, (0, 1), **saved)  # leaves the checkpoint of its last round
     assert same(simulate(law, task, 6, (0, 1), **saved).state, full.state)
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from numba.core.registry import CPUDispatcher
+from plain_vertical import Plain, plain
 from scipy import optimize, sparse
 
 from fedlib.engine.rng import stream
@@ -25,10 +26,9 @@ from fedlib.papers.vertical import (
     synchronous,
     time_to,
 )
-from fedlib.papers.vertical.algorithm import Simulation
-from fedlib.papers.vertical.compiled import Compiled
+from fedlib.papers.vertical.compiled import Simulation
 from fedlib.papers.vertical.runs import Row
-from fedlib.papers.vertical.setup import Draws, checked_setup
+from fedlib.papers.vertical.setup import Draws, Setup
 from fedlib.population.delays import Deterministic, ShiftedExponential
 
 N, D, Q = 40, 9, 4
@@ -94,7 +94,7 @@ def test_objective_and_gradients_match_automatic_differentiation(kind):
 def test_a_message_and_own_data_give_the_gradient_of_a_sample(kind):
     """Test 8: ``ϑ x + λ∇g`` of every party, put together."""
     task, w = problem(*kind), RNG.standard_normal(D)
-    parties = Simulation(settings(task, "sgd", start=w), None).parties
+    parties = Plain(settings(task, "sgd", start=w), None).parties
     for i in (0, 7, N - 1):
         t = torch.tensor(w, requires_grad=True)
         cost, penalty = by_torch(t, *kind, task.lam)
@@ -113,12 +113,8 @@ def test_extreme_scores_overflow_nowhere():
 # --- learning without delay is learning on pooled data --------------------------------------------
 
 
-def settings(task, method, lr=0.1, active=(0,), start=None, steps=0, **more):
-    told = dict(
-        threads=None, compute=1.0, delays=Deterministic(0), bound=None, ordered=True, table=None,
-        mask=0.0, backward=True, seed=0, log=True,
-    )  # fmt: skip
-    return checked_setup(task, method, lr, active, start=start, steps=steps, **told | more)
+def settings(task, method, lr=0.1, active=(0,), **told):
+    return Setup(task, method, lr, active, **told)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -141,12 +137,12 @@ def test_one_active_party_and_one_thread_are_never_stale_whatever_the_delays(met
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("plain", [True, False])
-def test_several_active_parties_one_step_at_a_time(method, plain):
+@pytest.mark.parametrize("way", [plain, simulate_parties])
+def test_several_active_parties_one_step_at_a_time(method, way):
     """Test 2: the merged sequence of samples on pooled data."""
     task = problem()
     told = dict(epochs=3, active=3, bound=0, delays=RANDOM, compute=[1, 2, 3, 0.5])
-    run = simulate_parties(task, method, 0.05, plain=plain, **told)
+    run = way(task, method, 0.05, **told)
     same_path(run, task, method, 0.05)
     assert set(run.messages.dominator) == {0, 1, 2}
 
@@ -203,7 +199,7 @@ def test_estimators_are_right_on_average_and_exact_where_they_began(method, tabl
     task = problem(*kind)
     told = dict(active=2, table=table, steps=3 * N, delays=[RANDOM] * Q, start=np.full(D, 0.2))
     setup = settings(task, method, **told)
-    sim = Simulation(setup, Draws(setup))
+    sim = Plain(setup, Draws(setup))
     sim.receive(task.theta(task.scores(sim.w), task.y))
     first = all_estimates(sim)
     if method != "sgd" and (method == "svrg" or table == "full" or kind[1] == "none"):
@@ -220,20 +216,20 @@ def test_estimators_are_right_on_average_and_exact_where_they_began(method, tabl
 def test_the_mean_is_that_of_the_table_after_each_step(table):
     """Test 5."""
     setup = settings(problem(), "saga", active=3, table=table, steps=90, delays=[RANDOM] * Q)
-    for kind in (Simulation, Compiled):
+    for kind in (Plain, Simulation):
         sim = kind(setup, Draws(setup))
         sim.receive(setup.problem.theta(np.zeros(N), SIGNS))
         sim.restart(90, 0.0)
         for step in range(1, 91):
             sim.advance(step)
             for l, block in enumerate(setup.problem.blocks):
-                if kind is Simulation:
+                if kind is Plain:
                     party = sim.parties[l]
                     mean, held = party.mean, party.table if table == "full" else party.theta
                 else:
-                    mine = slice(*sim.D.off[l : l + 2])
-                    mean = sim.M.mean[mine]
-                    held = sim.M.table[:, mine] if table == "full" else sim.M.kept[l]
+                    mine = slice(*sim.state.off[l : l + 2])
+                    mean = sim.state.mean[mine]
+                    held = sim.state.table[:, mine] if table == "full" else sim.state.kept[l]
                 whole = held if table == "full" else held[:, None] * X[:, block]
                 assert np.allclose(mean, whole.mean(0), rtol=0, atol=1e-14)
 
@@ -329,7 +325,7 @@ def test_rounds_by_hand_and_compiled(method, regulariser):
     for x in (X, sparse.csr_array(X)):
         task = problem("logistic", regulariser, x=x)
         told = dict(steps=47, inner=20, active=3, threads=2, delays=RANDOM, every=0.3)
-        a, b = (synchronous(task, method, 0.1, plain=plain, **told) for plain in (True, False))
+        a, b = plain(task, method, 0.1, rounds=True, **told), synchronous(task, method, 0.1, **told)
         assert np.allclose(a.w, b.w, rtol=0, atol=1e-13)
         assert np.allclose(a.messages.theta, b.messages.theta, rtol=0, atol=1e-13)
         for one, two in zip(a.rows, b.rows, strict=True):

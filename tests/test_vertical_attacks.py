@@ -370,6 +370,7 @@ def test_which_changes_of_features_a_run_cannot_see():
     assert np.abs(SVRG(scaled, y, blocks, 2).seen()[0] - runs[0]).max() > 1e-2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("d", "lam"), [(1, 1e-4), (2, 1e-4), (3, 1e-4), (5, 1e-4), (8, 1e-2)])
 def test_r5_recovers_features_under_the_nonconvex_regulariser(d, lam):
     x, y, blocks = problem(d, n=max(40, 10 * d))

@@ -4,12 +4,12 @@ from dataclasses import fields
 
 import numpy as np
 import pytest
+from plain_vertical import Plain, plain
 from scipy import sparse
 
 from fedlib.papers.vertical import Problem, Uniform, simulate_parties, split_features
-from fedlib.papers.vertical.algorithm import Simulation
-from fedlib.papers.vertical.compiled import Compiled
-from fedlib.papers.vertical.setup import CHUNK, Draws, checked_setup
+from fedlib.papers.vertical.compiled import Simulation
+from fedlib.papers.vertical.setup import CHUNK, Draws, Setup
 from fedlib.population.delays import Deterministic, Recorded, ShiftedExponential
 
 N, D, Q = 30, 10, 4
@@ -34,21 +34,18 @@ def problem(x=X, q=Q, regulariser="l2", lam=0.05):
 
 
 def setup_of(task, method, lr=0.1, **told):
-    base = dict(
-        active=3, threads=2, compute=[0.5, 1, 2, 1], delays=RANDOM, bound=None, ordered=True,
-        table=None, mask=0.0, backward=True, seed=0, start=None, steps=60, log=True,
-    )  # fmt: skip
-    return checked_setup(task, method, lr, **base | told)
+    base = dict(active=3, threads=2, compute=[0.5, 1, 2, 1], delays=RANDOM, steps=60)
+    return Setup(task, method, lr, **base | told)
 
 
 # --- test 9: the delay identities -----------------------------------------------------------------
 
 
-class Witness(Simulation):
+class Witness(Plain):
     """Notes what the log does not hold: every update, every version of every block."""
 
-    def __post_init__(self):
-        super().__post_init__()
+    def __init__(self, setup, draws):
+        super().__init__(setup, draws)
         self.v, self.versions = {}, [[party.w] for party in self.parties]
 
     def write(self, step, l, label, v, w):
@@ -175,10 +172,7 @@ def test_compiled_is_plain_event_by_event(method, x, regulariser, table):
         dict(active=2, delays=RANDOM, table=table, backward=False),
         dict(active=2, delays=RANDOM, table=table, prompt=True),
     ):
-        a, b = (
-            simulate_parties(task, method, 0.15, plain=plain, **told, **more)
-            for plain in (True, False)
-        )
+        a, b = (run(task, method, 0.15, **told, **more) for run in (plain, simulate_parties))
         same(a, b)
         assert np.allclose(a.snapshots, b.snapshots, atol=1e-12)
         assert a.log.staleness()[0].max() > 0
@@ -187,7 +181,7 @@ def test_compiled_is_plain_event_by_event(method, x, regulariser, table):
 @pytest.mark.parametrize("name", LAWS)
 def test_compiled_is_plain_for_every_law(name):
     told = dict(steps=60, active=2, delays=LAWS[name])
-    a, b = (simulate_parties(problem(), "sgd", 0.1, plain=plain, **told) for plain in (True, False))
+    a, b = (run(problem(), "sgd", 0.1, **told) for run in (plain, simulate_parties))
     same(a, b)
     assert a.rows[-1].time > 0
 
@@ -203,14 +197,15 @@ def test_only_the_nonzero_columns_are_touched_and_nothing_is_lost(method, regula
         task = problem(x, regulariser=regulariser)
         runs.append(simulate_parties(task, method, 0.19, **told))
     same(*runs, tolerance=1e-10)
-    lazy = Compiled(setup_of(problem(sparse.csr_array(X)), method, 0.19), None)
-    eager = Compiled(setup_of(problem(sparse.csr_array(X)), method, 0.21), None)
-    assert lazy.R.lazy and not eager.R.lazy
+    lazy, eager = (
+        Simulation(setup_of(problem(sparse.csr_array(X)), method, lr), None) for lr in (0.19, 0.21)
+    )
+    assert lazy.state.rule.lazy and not eager.state.rule.lazy
 
 
 def test_more_room_changes_nothing():
     setup = setup_of(problem(sparse.csr_array(X)), "saga", threads=4, ordered=False)
-    sims = [Compiled(setup, Draws(setup)) for _ in range(2)]
+    sims = [Simulation(setup, Draws(setup)) for _ in range(2)]
     for grow, sim in enumerate(sims):
         sim.receive(setup.problem.theta(np.zeros(N), Y))
         sim.restart(60, 0.0)
@@ -219,17 +214,13 @@ def test_more_room_changes_nothing():
             if grow:
                 sim._grow()
         sim.finish()
-    assert len(sims[1].Q.heap) > 100 * len(sims[0].Q.heap)
+    assert len(sims[1].state.heap) > 100 * len(sims[0].state.heap)
     assert np.array_equal(sims[0].w, sims[1].w) and sims[0].now == sims[1].now
 
 
 def test_draws_go_on_from_piece_to_piece():
-    task = problem(q=2)
-    steps = 2 * CHUNK + 10
-    a, b = (
-        simulate_parties(task, "sgd", 0.01, steps=steps, delays=RANDOM, plain=plain, log=False)
-        for plain in (True, False)
-    )
+    task, told = problem(q=2), dict(steps=2 * CHUNK + 10, delays=RANDOM, log=False)
+    a, b = (run(task, "sgd", 0.01, **told) for run in (plain, simulate_parties))
     same(a, b)
     assert abs(a.messages.i[:CHUNK] - a.messages.i[CHUNK : 2 * CHUNK]).max() > 0
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import os
 import signal
+import subprocess
+import sys
 import time
 
 import numpy as np
@@ -54,6 +56,14 @@ def test_every_party_knows_its_place_in_the_trees_of_every_dominator(q):
                     way.append(above[way[-1]])
                     assert len(way) <= q, "a circle"
     assert seats(q, 1)[0] == 1 and log_depth(q)
+
+
+def test_a_party_loads_neither_torch_nor_numba():
+    code = "import sys; import fedlib.lab.vertical.wire; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert "fedlib.papers.vertical.secure" in loaded
+    assert not loaded & {"torch", "numba", "pandas", "sklearn"}
 
 
 def test_without_mpi_it_says_what_to_install(monkeypatch):

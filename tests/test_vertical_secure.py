@@ -6,7 +6,7 @@ from itertools import combinations, permutations, product
 
 import numpy as np
 import pytest
-from numpy.testing import assert_allclose, assert_array_equal
+from numpy.testing import assert_allclose
 
 from fedlib.engine.rng import stream
 from fedlib.errors import FedlibError
@@ -24,9 +24,6 @@ from fedlib.papers.vertical.secure import (
     ledger,
     log_depth,
     opened,
-    pad,
-    pairwise_keys,
-    pairwise_sum,
     safe,
     seats,
     seen_by,
@@ -270,7 +267,6 @@ def test_modular_sums_are_exact_and_the_same_up_any_trees(q, bits):
         got = aggregate(scores, trees, ModularMasks(bits), rng(number)).total
         assert Fraction(float(got)) == want
     assert abs(float(want) - scores.sum()) <= ModularMasks(bits).rounding(q) + 1e-12
-    assert Fraction(float(pairwise_sum(scores, pairwise_keys(q, 0), 7, bits).total)) == want
 
 
 def test_many_samples_at_once_are_the_samples_one_by_one():
@@ -317,7 +313,6 @@ def test_masks_that_wash_the_sum_out_are_refused():
         (lambda: aggregate(np.ones(3), FIGURE_5, ModularMasks(), rng()), "4 parties"),
         (lambda: aggregate([1, np.nan], chains(2), ModularMasks(), rng()), "does not fit"),
         (lambda: aggregate([1.0, 2.0**30], chains(2), ModularMasks(32), rng()), "fewer bits"),
-        (lambda: pairwise_sum(np.ones(3), pairwise_keys(2, 0), 0), "a key for every two"),
     ],
 )
 def test_bad_masks_and_scores(call, why):
@@ -374,57 +369,3 @@ def test_messages_and_bytes(q):
     step = Counter(one.content for one in step_ledger(q))
     assert step == {"masked score": q - 1, "mask": q - 1, "theta and index": q - 1}
     assert sum(one.bytes for one in step_ledger(q)) == (q - 1) * (8 + 8 + 16)
-
-
-# --- pairwise keys --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("q", [2, 3, 6])
-def test_pairwise_sums_take_one_message_a_party(q):
-    scores = rng(11).normal(size=(q, 5))
-    found = pairwise_sum(scores, pairwise_keys(q, 1), 0)
-    assert_allclose(found.total, scores.sum(0), atol=q * 2.0**-33)
-    assert len(ledger(found.transcript)) == q - 1
-    again = pairwise_sum(scores, pairwise_keys(q, 1), 1)
-    sent = [
-        [one.value for one in run.transcript if one.content[:6] == "padded"]
-        for run in (found, again)
-    ]
-    assert_array_equal(found.total, again.total)
-    assert all((a != b).all() for a, b in zip(*sent, strict=True))
-
-
-def test_pads_depend_on_key_and_nonce_alone():
-    keys = pairwise_keys(3, 0)
-    assert len(set(keys.values())) == 3 and keys == pairwise_keys(3, 0) != pairwise_keys(3, 1)
-    one, other = keys[1, 2], keys[1, 3]
-    assert_array_equal(pad(one, 4, (2, 3)), pad(one, 4, (6,)).reshape(2, 3))
-    assert not np.intersect1d(pad(one, 4, (50,)), pad(one, 5, (50,))).size
-    assert not np.intersect1d(pad(one, 4, (50,)), pad(other, 4, (50,))).size
-
-
-@pytest.mark.parametrize("q", [3, 5, 6])
-def test_pads_leave_colluders_the_sum_over_the_others_and_nothing_else(q):
-    """With the pads among honest parties as unknowns, one combination of messages is free of them.
-
-    An incidence matrix of a graph is totally unimodular, so ranks decide modulo 2^64 as well.
-    """
-    for size in range(q - 1):  # with party 1, at most q - 2 others
-        for others in combinations(range(2, q + 1), size):
-            honest = [l for l in range(2, q + 1) if l not in others]
-            pairs = list(combinations(honest, 2))
-            pads = np.zeros((len(honest), len(pairs)))
-            for column, (a, b) in enumerate(pairs):
-                pads[honest.index(a), column], pads[honest.index(b), column] = 1, -1
-            rank = np.linalg.matrix_rank(pads) if pairs else 0
-            assert len(honest) - rank == 1
-            assert not np.ones(len(honest)) @ pads @ np.ones(len(pairs))
-
-
-def test_q_minus_1_colluders_subtract():
-    scores, q = np.array([1.5, -2.0, 7.25]), 3
-    keys = pairwise_keys(q, 5)
-    found = pairwise_sum(scores, keys, 2)
-    sent = {one.sender: one.value for one in found.transcript if one.content == "padded score"}
-    opened = sent[3] + pad(keys[1, 3], 2, ()) + pad(keys[2, 3], 2, ())  # parties 1 and 2 together
-    assert ModularMasks().decode(opened) == 7.25

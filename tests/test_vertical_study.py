@@ -103,6 +103,7 @@ def test_sparse_columns_of_the_same_number_are_added_up():
     assert_allclose(study.folded(x, 9).toarray()[:, :5], x.toarray())
 
 
+@pytest.mark.slow
 def test_every_seed_has_rows_columns_and_a_slow_party_of_its_own(table):
     one, other = (study.deal(S, table, seed)[0] for seed in (1, 2))
     assert not np.array_equal(one.y, other.y)
@@ -117,6 +118,7 @@ def test_every_seed_has_rows_columns_and_a_slow_party_of_its_own(table):
     assert not np.array_equal(*runs)
 
 
+@pytest.mark.slow
 def test_all_methods_of_a_seed_have_the_same_rows_and_draws(table, raced):
     problem, *_ = study.deal(S, table, 1)
     free, waits = (study.carried_out({**S, **run}, problem, 1).messages for run in RUNS[:2])
@@ -206,6 +208,7 @@ def test_tuning_tells_no_goals_and_no_gaps():
     assert set(frame["metric"]) == {"loss", "accuracy", "AUC", "log-loss"}
 
 
+@pytest.mark.slow
 def test_a_run_that_diverges_is_in_the_manifest():
     runs = [RUNS[0] | dict(lr=1e200, loss="squared"), RUNS[1] | dict(lr=1e-4)]
     outcome = study.race(Job({**S, "runs": runs, "loss": "squared"}, (1,), progress=False))
@@ -218,8 +221,8 @@ def test_auc_counts_pairs():
     rng = np.random.default_rng(1)
     z, y = rng.integers(0, 6, 40).astype(float), rng.choice([-1.0, 1.0], 40)
     pairs = [1.0 * (a > b) + 0.5 * (a == b) for a in z[y > 0] for b in z[y < 0]]
-    assert study.auc(z, y) == pytest.approx(np.mean(pairs))
-    assert math.isnan(study.auc(z, np.ones(40)))
+    assert dict(study.judged("logistic", z, y))["AUC"] == pytest.approx(np.mean(pairs))
+    assert math.isnan(dict(study.judged("logistic", z + np.inf, y))["AUC"])
     told = dict(study.judged("squared", np.array([1.0, 2.0]), np.array([1.0, 5.0])))
     assert told == {"RMSE": pytest.approx(math.sqrt(4.5))}
 
@@ -227,6 +230,7 @@ def test_auc_counts_pairs():
 # --- unfinished work ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_finished_seeds_are_kept_and_give_the_same(tmp_path):
     runs, made = RUNS[:2], []
     job = Job({**S, "runs": runs}, (1, 2), progress=False, folder=tmp_path)
@@ -428,4 +432,5 @@ def test_claims_and_findings_of_the_specification_are_there():
         for profile in catalogue.profiles("vertical", name):
             catalogue.check("vertical", name, profile)
             s = catalogue.settings("vertical", name, profile)
-            assert profile == "smoke" or (s["seeds"] == 3 if "tunes" in s else s["seeds"] >= 10)
+            drawn = profile != "smoke" and name != "trees"  # where nothing is, one seed is enough
+            assert not drawn or (s["seeds"] == 3 if "tunes" in s else s["seeds"] >= 10)

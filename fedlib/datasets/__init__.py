@@ -1,6 +1,7 @@
 """What there is to learn from: cards, verified downloads, generators, and who holds which part."""
 
-from fedlib.datasets.cards import Card, DataFile, Dataset, all_cards, card, fingerprint
+from fedlib.cards import Card, DataFile, all_cards, card
+from fedlib.datasets.cards import Dataset, fingerprint
 from fedlib.datasets.fetch import cache_folder, cached, get, verify
 from fedlib.datasets.loading import load
 from fedlib.datasets.owned import OwnedDataset, Owners, only, owners

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedlib.datasets.cards import card
+from fedlib.cards import card
 from fedlib.datasets.folders import existing, unreadable
 from fedlib.datasets.owned import OwnedDataset, Owners
 from fedlib.engine.checks import check_whole_number

@@ -2,7 +2,7 @@
 
 A file is looked for in the cache (``FEDLIB_DATA``, by default the user's cache folder), then in
 the mirror (``FEDLIB_MIRROR``, a folder or a URL laid out as ``NAME/FILE``), then at the canonical
-addresses. It is moved into the cache only after its decoded content has been checked, so the
+addresses. It is put into the cache only after its decoded content has been checked, so the
 cache never holds half a file. The sizes on its card bound what is read, kept and waited for,
 whatever a source sends. A card with a ``[generator]`` table is made in memory instead, see
 `fedlib.datasets.generators`; a set that only its owner may hand out is read from a folder, see
@@ -11,26 +11,27 @@ whatever a source sends. A card with a ``[generator]`` table is made in memory i
 
 from __future__ import annotations
 
+import functools
 import gzip
 import hashlib
 import io
 import math
 import os
-import secrets
 import tarfile
 import time
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
-from fedlib.datasets.cards import Card, DataFile, all_cards, card
+from fedlib.cards import Card, DataFile, all_cards, card
 from fedlib.datasets.generators import generate
 from fedlib.errors import FedlibError
-from fedlib.files import open_regular
+from fedlib.files import make_folder, open_regular, publish
 from fedlib.paths import expand
 
 TIMEOUT = 30.0
@@ -46,7 +47,7 @@ _GZIP_MAGIC = b"\x1f\x8b"
 
 _CHUNK = 1 << 16
 
-_STALE = 24 * 3600
+_ROOM = "Set FEDLIB_DATA to a folder that can be written and has room."
 
 
 @dataclass(frozen=True)
@@ -182,32 +183,35 @@ def _obtain(card: Card, file: DataFile, progress: bool) -> tuple[Path, Payload]:
     tried = []
     if os.path.lexists(target):
         try:
-            return target, _decode(card, file, target)
+            return target, _decode(card, file, _read(target, file))
         except _Unusable as problem:
             tried.append(f"cache {target}: {problem}")
-    _make_folder(target.parent)
+    make_folder(target.parent, _ROOM)
     for label, fetch, canonical in _sources(card, file, progress):
         try:
-            return target, _install(card, file, target, fetch, canonical)
+            content = fetch()
+            payload = _decode(card, file, content, canonical)
         except _Unusable as problem:
             tried.append(f"{label}: {problem}")
+            continue
+        publish(target, content, _ROOM)
+        return target, payload
     raise _nothing_worked(card, file, tried)
 
 
 def _sources(
     card: Card, file: DataFile, progress: bool
-) -> Iterator[tuple[str, Callable[[Path], None], bool]]:
-    """Yield (label, fetch(part), canonical) in the order in which to try them."""
-    most = _most(file)
+) -> Iterator[tuple[str, Callable[[], bytes], bool]]:
+    """Yield (label, fetch, canonical) in the order in which to try them."""
     mirror = os.environ.get("FEDLIB_MIRROR")
     if mirror and mirror.startswith(("http://", "https://")):
         url = f"{mirror.rstrip('/')}/{card.name}/{file.name}"
-        yield f"mirror {url}", lambda part: _download(url, part, most, progress), False
+        yield f"mirror {url}", lambda: _download(url, _most(file), progress), False
     elif mirror:
         source = _named("FEDLIB_MIRROR") / card.name / file.name
-        yield f"mirror {source}", lambda part: _copy(source, part, most), False
+        yield f"mirror {source}", lambda: _read(source, file), False
     for address in file.urls:
-        yield address, lambda part, url=address: _download(url, part, most, progress), True
+        yield address, functools.partial(_download, address, _most(file), progress), True
 
 
 def _most(file: DataFile) -> int:
@@ -216,40 +220,19 @@ def _most(file: DataFile) -> int:
     return file.decoded_bytes + SLACK
 
 
-def _install(
-    card: Card, file: DataFile, target: Path, fetch: Callable[[Path], None], canonical: bool
-) -> Payload:
-    """Fetch beside the target, verify, then move into place; leave nothing behind on failure."""
-    part = target.with_name(f".{file.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
+def _read(path: Path, file: DataFile) -> bytes:
+    """Return what a file in the cache or a mirror holds."""
     try:
-        fetch(part)
-        payload = _decode(card, file, part, canonical)
-        os.replace(part, target)
-        return payload
+        with open_regular(path, _most(file)) as stream:
+            return stream.read(_most(file))
+    except FileNotFoundError as error:
+        raise _Unusable("not there") from error
     except OSError as error:
-        raise _cannot_write(target, error) from error
-    finally:
-        part.unlink(missing_ok=True)
+        raise _Unusable(f"cannot be read ({error.strerror or error})") from error
 
 
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for part in folder.glob(".*.part"):  # left by a process that was killed
-            if time.time() - part.stat().st_mtime > _STALE:
-                part.unlink(missing_ok=True)
-    except OSError as error:
-        raise _cannot_write(folder, error) from error
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise _cannot_write(folder, PermissionError("permission denied"))
-
-
-def _copy(source: Path, part: Path, most: int) -> None:
-    with _open(source, most) as reader:
-        _pour(lambda size: _read(reader, size), part, most)
-
-
-def _download(url: str, part: Path, most: int, progress: bool) -> None:
+def _download(url: str, most: int, progress: bool) -> bytes:
+    """Return what an address gives, within bounds of length and of time."""
     try:
         import requests
         import urllib3
@@ -257,8 +240,12 @@ def _download(url: str, part: Path, most: int, progress: bool) -> None:
         raise _Unusable(f"{error.name} is not installed, so nothing can be downloaded") from error
     from tqdm import tqdm
 
-    asked = {"headers": {"Accept-Encoding": "identity"}, "hooks": {"response": _leave_unread}}
+    asked: dict[str, Any] = dict(
+        headers={"Accept-Encoding": "identity"}, hooks={"response": _leave_unread}
+    )
     shown = {"unit": "B", "unit_scale": True, "leave": False, "disable": not progress}
+    allowed, content = PATIENCE + most / SLOWEST, bytearray()
+    late = time.monotonic() + allowed
     try:
         with requests.get(url, stream=True, timeout=TIMEOUT, **asked) as answer:
             answer.raise_for_status()
@@ -266,9 +253,18 @@ def _download(url: str, part: Path, most: int, progress: bool) -> None:
             if length and length > most:
                 raise _too_long(length, most)
             with tqdm(desc=url.rsplit("/", 1)[-1], total=length, **shown) as bar:
-                _pour(answer.raw.read1, part, most, bar.update)
+                while chunk := answer.raw.read1(_CHUNK):
+                    content += chunk
+                    if len(content) > most:
+                        raise _too_long(len(content), most)
+                    if time.monotonic() > late:
+                        raise _Unusable(
+                            f"too slow: {len(content)} bytes came in {allowed:.0f} seconds"
+                        )
+                    bar.update(len(chunk))
     except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
         raise _Unusable(_network_reason(error)) from error
+    return bytes(content)
 
 
 def _leave_unread(answer: Any, **_: Any) -> None:
@@ -277,68 +273,45 @@ def _leave_unread(answer: Any, **_: Any) -> None:
         answer.close()
 
 
-def _pour(
-    read: Callable[[int], bytes],
-    part: Path,
-    most: int,
-    tell: Callable[[int], Any] = lambda count: None,
-) -> None:
-    """Write what a source gives to a file, within bounds of length and of time."""
-    allowed = PATIENCE + most / SLOWEST
-    late, count = time.monotonic() + allowed, 0
-    with part.open("wb") as writer:
-        while chunk := read(_CHUNK):
-            count += len(chunk)
-            if count > most:
-                raise _too_long(count, most)
-            if time.monotonic() > late:
-                raise _Unusable(f"too slow: {count} bytes came in {allowed:.0f} seconds")
-            writer.write(chunk)
-            tell(len(chunk))
-
-
-def _decode(card: Card, file: DataFile, path: Path, canonical: bool = False) -> Payload:
-    """Decode a file and check it against its card.
+def _decode(card: Card, file: DataFile, content: bytes, canonical: bool = False) -> Payload:
+    """Decode what a file holds and check it against its card.
 
     With ``canonical`` an archive has to be the release itself; otherwise an archive of the right
     structure is accepted, and its fidelity says what it is.
     """
     if file.members:
-        return _decode_archive(card, file, path, canonical)
-    data, complaint = _gunzip(path, file)
+        return _decode_archive(card, file, content, canonical)
+    data, complaint = _gunzip(content, file)
     found = hashlib.sha256(data).hexdigest()
     if complaint or found != file.sha256:
         raise _wrong_hash(complaint or "wrong decoded content", file.sha256, found)
     return Payload({file.name: data}, {file.name: found}, "canonical")
 
 
-def _gunzip(path: Path, file: DataFile) -> tuple[bytes, str]:
+def _gunzip(content: bytes, file: DataFile) -> tuple[bytes, str]:
     """Return the decoded content, at most one byte more than there may be, and a complaint or "".
 
-    A file that is not gzip is returned as it is: some servers decode what they send.
+    What is not gzip is returned as it is: some servers decode what they send.
     """
     limit = _most(file) if file.members else file.decoded_bytes
-    data = bytearray()
-    with _open(path, _most(file)) as raw:
-        packed = _read(raw, len(_GZIP_MAGIC)) == _GZIP_MAGIC
-        raw.seek(0)
-        stream = gzip.GzipFile(fileobj=raw) if packed else raw
-        try:
-            while len(data) <= limit and (chunk := stream.read1(limit + 1 - len(data))):
-                data += chunk
-        except (EOFError, zlib.error, OSError):
-            return bytes(data), f"truncated or damaged after {len(data)} decoded bytes"
+    packed, data = io.BytesIO(content), bytearray()
+    stream = gzip.GzipFile(fileobj=packed) if content.startswith(_GZIP_MAGIC) else packed
+    try:
+        while len(data) <= limit and (chunk := stream.read1(limit + 1 - len(data))):
+            data += chunk
+    except (EOFError, zlib.error, OSError):
+        return bytes(data), f"truncated or damaged after {len(data)} decoded bytes"
     if len(data) > limit:
         return bytes(data), f"too long: more than {limit} decoded bytes"
     return bytes(data), ""
 
 
-def _decode_archive(card: Card, file: DataFile, path: Path, canonical: bool) -> Payload:
-    found = _file_sha256(path, _most(file))
+def _decode_archive(card: Card, file: DataFile, packed: bytes, canonical: bool) -> Payload:
+    found = hashlib.sha256(packed).hexdigest()
     if canonical and found != file.archive_sha256:
         raise _wrong_hash("wrong archive", file.archive_sha256, found)
     try:
-        parts = _untar(card, file, path)
+        parts = _untar(card, file, packed)
         _check_classes(card, file, parts)
     except _Unusable as problem:
         raise _wrong_hash(str(problem), file.archive_sha256, found) from problem
@@ -354,11 +327,11 @@ def _splits(card: Card, file: DataFile) -> dict[str, tuple[tuple[str, ...], int]
     return {"training": (file.train_members, card.train), "test": (file.test_members, card.test)}
 
 
-def _untar(card: Card, file: DataFile, path: Path) -> dict[str, bytes]:
+def _untar(card: Card, file: DataFile, packed: bytes) -> dict[str, bytes]:
     """Return the members of an archive, each as long as its share of the card's rows."""
     splits, row = _splits(card, file).values(), 1 + math.prod(card.shape)
     sizes = {name: rows // len(names) * row for names, rows in splits for name in names}
-    content, complaint = _gunzip(path, file)
+    content, complaint = _gunzip(packed, file)
     if complaint:
         raise _Unusable(complaint)
     parts = {}
@@ -372,7 +345,7 @@ def _untar(card: Card, file: DataFile, path: Path) -> dict[str, bytes]:
                     continue
                 if member.size != sizes[name]:
                     raise _Unusable(f"{name} has {member.size} bytes, {sizes[name]} were expected")
-                parts[name] = archive.extractfile(member).read()
+                parts[name] = archive.extractfile(member).read()  # type: ignore[union-attr]
     except (tarfile.TarError, OSError, ValueError, OverflowError, RecursionError) as error:
         raise _Unusable(f"not a complete tar archive ({error})") from error
     if missing := [name for name in sizes if name not in parts]:
@@ -400,33 +373,11 @@ def _verify_file(card: Card, file: DataFile) -> dict[str, Any]:
     if path is not None and not path.is_file():
         return row | {"detail": f"not in the cache; `fedlib data get {card.name}` fetches it"}
     try:
-        payload = _bundled(card) if path is None else _decode(card, file, path)
+        payload = _bundled(card) if path is None else _decode(card, file, _read(path, file))
     except (_Unusable, FedlibError) as problem:
         return row | {"state": "corrupt", "detail": str(problem)}
     size = None if path is None else path.stat().st_size
     return row | {"state": "ok", "fidelity": payload.fidelity, "bytes": size}
-
-
-def _open(path: Path, most: int) -> BinaryIO:
-    try:
-        return open_regular(path, most)
-    except OSError as error:
-        raise _Unusable(_reason(error)) from error
-
-
-def _read(stream, size: int) -> bytes:
-    try:
-        return stream.read(size)
-    except OSError as error:
-        raise _Unusable(_reason(error)) from error
-
-
-def _file_sha256(path: Path, most: int) -> str:
-    digest = hashlib.sha256()
-    with _open(path, most) as stream:
-        while chunk := _read(stream, _CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 def _rows(data: bytes, row: int) -> np.ndarray:
@@ -444,10 +395,10 @@ def _bundled(card: Card, progress: bool = False) -> Payload:
 
 
 def _bundled_digits(card: Card) -> Payload:
-    from sklearn.datasets import load_digits
-
-    bunch = load_digits()
-    data = bunch.data.astype(np.uint8).tobytes() + bunch.target.astype(np.uint8).tobytes()
+    # to import it takes a second
+    home = Path(find_spec("sklearn").origin).parent  # type: ignore[union-attr, arg-type]
+    rows = np.loadtxt(home / "datasets" / "data" / "digits.csv.gz", np.uint8, delimiter=",")
+    data = rows[:, :-1].tobytes() + rows[:, -1].tobytes()
     (file,) = card.files
     found = hashlib.sha256(data).hexdigest()
     if found != file.sha256:
@@ -456,12 +407,6 @@ def _bundled_digits(card: Card) -> Payload:
             f"found {found}. Install another version of scikit-learn, or reinstall it."
         )
     return Payload({file.name: data}, {file.name: found}, "canonical")
-
-
-def _reason(error: OSError) -> str:
-    if isinstance(error, FileNotFoundError):
-        return "not there"
-    return f"cannot be read ({error.strerror or error})"
 
 
 def _network_reason(error: Exception) -> str:
@@ -485,13 +430,6 @@ def _too_long(size: int, most: int) -> _Unusable:
 
 def _wrong_hash(problem: str, expected: str | None, found: str) -> _Unusable:
     return _Unusable(f"{problem}; expected SHA-256 {expected}, found {found}")
-
-
-def _cannot_write(path: Path, error: OSError) -> FedlibError:
-    return FedlibError(
-        f"Cannot write {path}: {(error.strerror or str(error)).lower()}. "
-        "Set FEDLIB_DATA to a folder that can be written and has room."
-    )
 
 
 def _nothing_worked(card: Card, file: DataFile, tried: list[str]) -> FedlibError:

@@ -77,7 +77,8 @@ def _make(card: Any, progress: bool) -> tuple[Arrays, str]:
     for name in options:
         if name not in allowed:
             raise unknown(f"option of the generator {kind}:", name, allowed)
-    arrays, digest = [], hashlib.sha256()
+    arrays: list[np.ndarray] = []
+    digest = hashlib.sha256()
     for split, rows in (("train", card.train), ("test", card.test)):
         made = KINDS[kind](
             seed, split, rows, card.shape, len(card.classes), progress=progress, **options
@@ -86,7 +87,8 @@ def _make(card: Any, progress: bool) -> tuple[Arrays, str]:
     for array in arrays:
         array.setflags(write=False)
         digest.update(np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<")).data)
-    return tuple(arrays), digest.hexdigest()
+    train_x, train_y, test_x, test_y = arrays
+    return (train_x, train_y, test_x, test_y), digest.hexdigest()
 
 
 # --- hospital stays ------------------------------------------------------------------------------

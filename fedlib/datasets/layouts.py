@@ -12,14 +12,15 @@ from __future__ import annotations
 import csv
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedlib.datasets.cards import Card, Dataset, card
+from fedlib.cards import Card, card
+from fedlib.datasets.cards import Dataset
 from fedlib.datasets.femnist import load_femnist
 from fedlib.datasets.folders import content, existing, unreadable
 from fedlib.datasets.plays import load_plays
@@ -427,7 +428,7 @@ def _dataset(
     )
 
 
-LAYOUTS = {
+LAYOUTS: dict[str, Callable[..., Dataset]] = {
     "mimic-folder": load_mimic,
     "modelnet-folder": load_modelnet,
     "plays-folder": load_plays,

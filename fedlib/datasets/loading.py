@@ -8,8 +8,9 @@ import warnings
 
 import numpy as np
 
+from fedlib.cards import Card, card
 from fedlib.datasets import layouts
-from fedlib.datasets.cards import Card, Dataset, card
+from fedlib.datasets.cards import Dataset
 from fedlib.datasets.fetch import Payload, _bundled, _obtain, _placed_or_fail, _rows
 from fedlib.datasets.generators import generate
 from fedlib.datasets.writers import BASES

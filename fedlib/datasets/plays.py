@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedlib.datasets.cards import card
+from fedlib.cards import card
 from fedlib.datasets.folders import LARGEST, content, existing, unreadable
 from fedlib.datasets.owned import OwnedDataset, Owners
 from fedlib.engine.checks import check_whole_number
@@ -172,7 +172,7 @@ def _texts(root: Path) -> dict[str, str]:
     """Return the text of each file below a folder, in archives too, by its name alone."""
     if odd := [path for path in root.rglob("*") if not (path.is_file() or path.is_dir())]:
         raise FedlibError(f"{odd[0]} is no file that can be read; it should be {_WHAT}.")
-    found = {}
+    found: dict[str, str] = {}
     for path in sorted(path for path in root.rglob("*") if path.is_file()):
         try:
             if ".tar" in path.suffixes or path.suffix == ".tgz":
@@ -196,5 +196,5 @@ def _members(path: Path) -> Iterator[tuple[str, str]]:
                 raise ValueError(f"more than {LARGEST} bytes when unpacked")
             yield (
                 Path(member.name).stem,
-                archive.extractfile(member).read().decode("utf-8", "replace"),
+                archive.extractfile(member).read().decode("utf-8", "replace"),  # type: ignore[union-attr]
             )

@@ -93,8 +93,8 @@ def from_frame(
         mean, std = x[~held].mean(0, dtype=np.float64), x[~held].std(0, dtype=np.float64)
         x = ((x - mean) / np.where(std > 0, std, 1)).astype(np.float32)
     parts = [np.flatnonzero(owner[~held] == n) for n in range(len(names))]
-    split = (x[held], y[held]) if held.any() else (None, None)
-    data = Table.build(x[~held], y[~held], parts, *split, device=device)
+    test_x, test_y = (x[held], y[held]) if held.any() else (None, None)
+    data = Table.build(x[~held], y[~held], parts, test_x, test_y, device=device)
     data.columns, data.clients, data.classes = features, list(names), classes
     data.mean, data.std = mean, std
     return data

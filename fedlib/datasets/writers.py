@@ -128,13 +128,13 @@ def writer_owners(card: Any) -> Owned:
     asked = {p.name: p.default for p in signature(writers).parameters.values()} | card.generator
     seed, count = asked["seed"], asked["count"]
     style, family = styles(seed, count, asked["families"], asked["deviation"])
-    owner = [
+    train, test = (
         np.repeat(np.arange(count), shares(seed, count, rows, asked["spread"], asked["smallest"]))
         for rows in (card.train, card.test)
-    ]
+    )
     prior = [_chances(seed, n, len(card.classes), asked["prior"]) for n in range(count)]
     names = tuple(f"writer {n:03d}" for n in range(count))
-    return names, *owner, {"style": style, "family": family, "prior": np.stack(prior)}
+    return names, train, test, {"style": style, "family": family, "prior": np.stack(prior)}
 
 
 def styles(

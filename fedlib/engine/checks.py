@@ -7,7 +7,6 @@ from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from fedlib.errors import FedlibError
 
@@ -24,7 +23,8 @@ def check_positive(name: str, value: Any, several: bool = False) -> None:
         for one in value:
             check_positive(f"Each {name}", one)
         return
-    if not isinstance(value, Real) or isinstance(value, bool) or not 0 < value < float("inf"):
+    real = isinstance(value, Real) and not isinstance(value, bool)
+    if not real or not 0 < value < float("inf"):
         one = " (or one for each run)" if several else " for all runs"
         raise FedlibError(f"{name} must be positive, one number{one}; got {value!r}.")
 
@@ -75,6 +75,8 @@ def checked_seeds(seeds: Any) -> tuple[int, ...]:
 
 def check_rows(theta: Any, size: int, dtype: Any = None) -> None:
     """Refuse what are no models of a task, ``[C, size]``, or of another type where it is given."""
+    from torch import Tensor
+
     if not isinstance(theta, Tensor) or theta.dim() != 2 or theta.shape[1] != size:
         came = list(theta.shape) if isinstance(theta, Tensor) else type(theta).__name__
         raise FedlibError(
@@ -92,6 +94,8 @@ def check_rows(theta: Any, size: int, dtype: Any = None) -> None:
 
 def check_models(x: Any, runs: int, size: int) -> None:
     """Refuse starting points that are not a model a run, ``[runs, size]``."""
+    from torch import Tensor
+
     real = isinstance(x, Tensor) and x.is_floating_point()
     if not real or tuple(x.shape) != (runs, size):
         came = f"{tuple(x.shape)}, {x.dtype}" if isinstance(x, Tensor | np.ndarray) else repr(x)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,7 +42,7 @@ def one_by_one(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 WAYS = {"unfolded": unfolded, "grouped": grouped, "one by one": one_by_one}
-chosen: dict[Hashable, str] = {}  # by device, shapes and type: what was fastest here
+chosen: dict[tuple[Any, ...], str] = {}  # by device, shapes and type: what was fastest here
 
 
 def convolve(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

@@ -6,14 +6,14 @@ import copy
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedlib.engine.checks import check_whole_number, checked_seeds
-from fedlib.engine.draws import upload
+from fedlib.engine.draws import Array, upload
 from fedlib.engine.rng import GOLDEN, scrambled, stream
 from fedlib.errors import FedlibError
 
@@ -45,6 +45,12 @@ class Batch:
     visits: Tensor | Sequence[tuple[int, int, int]] | None = None
     padded: bool | None = None
 
+    def mean(self, values: Tensor) -> Tensor:
+        """Return each copy's mean ``[copies]`` of one value a row, ``[copies, B]``."""
+        if self.weight is None:
+            return values.mean(1)
+        return (values * self.weight.to(values.dtype)).sum(1)
+
     def keys(self) -> Tensor:
         """Return the key of each copy's dropout, ``[copies]``, a scrambling of its visit."""
         if self.visits is None:
@@ -61,8 +67,8 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Reading:
-    """The batches of several steps, drawn on the host and not yet on any device.
+class Reading(Generic[Array]):
+    """The batches of several steps: arrays as they are drawn on the host, tensors once uploaded.
 
     Attributes
     ----------
@@ -78,14 +84,14 @@ class Reading:
         As in :class:`Batch`.
     """
 
-    rows: np.ndarray
-    weight: np.ndarray | None
-    jitter: np.ndarray | None
-    visits: np.ndarray
+    rows: Array
+    weight: Array | None
+    jitter: Array | None
+    visits: Array
     padded: bool
 
-    def batches(self, dtype: torch.dtype) -> list[Batch]:
-        """Return a batch for each step, once the arrays are tensors; weights in some type."""
+    def batches(self: Reading[Tensor], dtype: torch.dtype) -> list[Batch]:
+        """Return a batch for each step, weights in some type."""
         weight = None if self.weight is None else self.weight.to(dtype)
         each = [self.rows] * len(self.visits) if self.rows.dim() == 2 else self.rows
         jitter = [None] * len(self.visits) if self.jitter is None else self.jitter
@@ -160,7 +166,7 @@ class FederatedDataset:
         augment: bool = False,
         test_parts: Sequence[np.ndarray] | None = None,
         finite: bool = True,
-    ) -> FederatedDataset:
+    ) -> Self:
         """Place the data on a device and check the split, and that of the test rows if given.
 
         Parameters
@@ -205,9 +211,10 @@ class FederatedDataset:
                 raise FedlibError(
                     f"test_parts are for {len(test_parts)} clients, parts for {len(parts)}."
                 )
-        if test_x is not None:
-            test_x, test_y = pair(test_x, test_y, device, "test", finite)
-            check_alike(x, test_x, "test features")
+        if test_x is None:
+            return cls(x, y, parts, None, None, augment)
+        test_x, test_y = pair(test_x, test_y, device, "test", finite)
+        check_alike(x, test_x, "test features")
         return cls(x, y, parts, test_x, test_y, augment, test_parts)
 
     @property
@@ -226,7 +233,7 @@ class FederatedDataset:
         """Number of samples of every client, ``[N]``."""
         return np.array([len(part) for part in self.parts])
 
-    def with_splits(self, splits: Mapping[int, Sequence[np.ndarray]]) -> FederatedDataset:
+    def with_splits(self, splits: Mapping[int, Sequence[np.ndarray]]) -> Self:
         """Return the same data, dealt out to as many clients in another way for each seed.
 
         Parameters
@@ -251,7 +258,7 @@ class FederatedDataset:
             raise FedlibError("Clients hold test samples, which would stay where they are.")
         return held
 
-    def of(self, seed: int) -> FederatedDataset:
+    def of(self, seed: int) -> Self:
         """Return the same data with the split of one seed, or the only one."""
         held = copy.copy(self)
         held.splits = {None: self._parts(seed)}
@@ -342,7 +349,7 @@ class FederatedDataset:
         steps: int,
         batch_size: int | None,
         part: np.ndarray | None = None,
-    ) -> tuple[Reading, np.ndarray]:
+    ) -> tuple[Reading[np.ndarray], np.ndarray]:
         """Draw what :meth:`next_batches` returns, on the host; ``part[R, S]`` says who counts."""
         cursor, start = cursor.copy(), np.empty(clients.shape, dtype=np.int64)
         for visit, n in np.ndenumerate(clients):
@@ -356,7 +363,7 @@ class FederatedDataset:
         if batch_size is None:
             rows, weight = _full([self._parts(n)[k] for n, k, _ in first.tolist()])
             return Reading(rows, weight, jitter, visits, bool((weight == 0).any())), cursor
-        each = [self._walk(*visit, steps, batch_size) for visit in first.tolist()]
+        each = [self._walk(n, k, start, steps, batch_size) for n, k, start in first.tolist()]
         return Reading(np.stack(each, 1), None, jitter, visits, False), cursor
 
     def _walk(self, seed: int, client: int, start: int, steps: int, batch_size: int) -> np.ndarray:
@@ -389,7 +396,7 @@ class FederatedDataset:
         """Type of the features, or float64 where they are whole numbers."""
         return self.x.dtype if self.x.is_floating_point() else torch.double
 
-    def to(self, device: str | torch.device) -> FederatedDataset:
+    def to(self, device: str | torch.device) -> Self:
         """Return the same data on a device."""
         moved = copy.copy(self)
         for name in ("x", "y", "test_x", "test_y"):
@@ -432,7 +439,9 @@ def _checked_parts(parts: Sequence[np.ndarray], rows: int) -> list[np.ndarray]:
         raise FedlibError(f"Clients {empty[:5]} have no samples. Use fewer clients.")
     used = np.concatenate(parts)
     if used.min() < 0 or used.max() >= rows:
-        raise FedlibError(f"Row numbers must lie in 0..{rows - 1}; got {used.max()}.")
+        raise FedlibError(
+            f"Row numbers must lie in 0..{rows - 1}; got {used.min()} to {used.max()}."
+        )
     if len(np.unique(used)) != len(used):
         raise FedlibError("A sample belongs to two clients. Each row may be given once.")
     return parts
@@ -511,9 +520,16 @@ def _numbers(values: Any, device: Any, what: str) -> Tensor:
     except (TypeError, ValueError, RuntimeError) as error:
         kind = f"{type(values).__name__} {getattr(values, 'dtype', '')}".strip()
         raise FedlibError(
-            f"The {what} must be an array of numbers; got {kind}. Labels that are words: "
-            "y = np.unique(words, return_inverse=True)[1]. A table: fedlib.datasets.from_frame."
+            f"The {what} must be an array of numbers; got {kind}"
+            f"{', a view in reverse order: take a copy' * _is_reversed(values)}. Labels that are "
+            "words: y = np.unique(words, return_inverse=True)[1]. A table: "
+            "fedlib.datasets.from_frame."
         ) from error
+
+
+def _is_reversed(values: Any) -> bool:
+    """Say whether an array is a view with steps below zero, which tensors cannot have."""
+    return any(step < 0 for step in getattr(values, "strides", ()))
 
 
 def _jitter(visits: np.ndarray) -> np.ndarray:

@@ -5,8 +5,9 @@ model. So an algorithm may draw it ahead of its rounds, many rounds at a time. A
 one upload a block, and between two uploads neither waits for the other, except where a run is
 evaluated.
 
-An algorithm that does so has ``draws(state, task)``, a generator of one round's draws after the
-other, and its ``round`` takes one of them. Draws are dataclasses of NumPy arrays.
+An algorithm that does so is :class:`~fedlib.engine.protocols.Drawing`: it has ``draws(state,
+task)``, a generator of one round's draws after the other, and its ``round`` takes one of them.
+Draws are dataclasses of NumPy arrays, ``Drawn[np.ndarray]``; uploaded they are ``Drawn[Tensor]``.
 """
 
 from __future__ import annotations
@@ -15,12 +16,17 @@ import dataclasses
 import inspect
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from fedlib.engine.protocols import Algorithm, Drawing, K, S
 from fedlib.errors import FedlibError
+
+Array = TypeVar("Array", np.ndarray, Tensor)
+"""What draws consist of: arrays on the host, tensors once they are uploaded."""
 
 ON_HOST: dict[str, Any] = {"on_host": True}
 """``field(metadata=ON_HOST)``: what a draw says for the host alone, and no device gets."""
@@ -60,16 +66,17 @@ def upload(draws: Sequence[Any], device: torch.device | str) -> list[Any]:
     return [_changed(drawn, lambda array: moved[id(array)]) for drawn in draws]
 
 
-def ahead(algorithm: Any, state: Any, task: Any, rounds: int) -> Iterator[tuple[Any, ...]]:
+def ahead(algorithm: Algorithm[S, K], state: S, task: K, rounds: int) -> Iterator[tuple[Any, ...]]:
     """Yield what ``round`` takes beside state and task: the draws of the next rounds.
 
     They lie on the state's device, a block uploaded at a time. An algorithm that draws while it
-    computes, whose ``round`` takes nothing more, gets nothing more.
+    computes, and is no :class:`~fedlib.engine.protocols.Drawing`, gets nothing more.
     """
-    if "drawn" not in inspect.signature(algorithm.round).parameters:
+    if not isinstance(algorithm, Drawing):
         yield from itertools.repeat((), rounds)
         return
-    draws = itertools.islice(_draws(algorithm, state, task), rounds)
+    _check_round(algorithm)
+    draws = itertools.islice(algorithm.draws(state, task), rounds)
     while block := list(_block(draws)):
         yield from ((drawn,) for drawn in upload(block, state.x.device))
         rounds -= len(block)
@@ -80,18 +87,23 @@ def ahead(algorithm: Any, state: Any, task: Any, rounds: int) -> Iterator[tuple[
         )
 
 
-def draw_one(algorithm: Any, state: Any, task: Any) -> Any:
+def draw_one(algorithm: Drawing[S, K], state: S, task: K) -> Any:
     """Return the draws of the next round alone, on the state's device."""
-    return upload([next(_draws(algorithm, state, task))], state.x.device)[0]
+    if not isinstance(algorithm, Drawing):
+        raise FedlibError(f"{type(algorithm).__name__} has no generator draws(state, task).")
+    return upload([next(algorithm.draws(state, task))], state.x.device)[0]
 
 
-def _draws(algorithm: Any, state: Any, task: Any) -> Iterator[Any]:
-    if not hasattr(algorithm, "draws"):
+def _check_round(algorithm: Drawing) -> None:
+    """Refuse a round that does not take what is drawn for it."""
+    try:
+        inspect.signature(algorithm.round).bind("state", "task", "drawn")
+    except TypeError as error:
         raise FedlibError(
-            f"The round of {type(algorithm).__name__} takes 'drawn', and there is no generator "
-            "draws(state, task) that yields it."
-        )
-    return algorithm.draws(state, task)
+            f"{type(algorithm).__name__} has draws, and its round takes none. Write "
+            "round(self, state, task, drawn=None); or say draws = None in the class: it draws "
+            "while it computes."
+        ) from error
 
 
 def _block(draws: Iterator[Any]) -> Iterator[Any]:
@@ -116,7 +128,7 @@ def _changed(thing: Any, change: Callable[[np.ndarray], Any]) -> Any:
     if isinstance(thing, list | tuple):
         inner = [_changed(one, change) for one in thing]
         return type(thing)(*inner) if hasattr(thing, "_fields") else type(thing)(inner)
-    if dataclasses.is_dataclass(thing):
+    if dataclasses.is_dataclass(thing) and not isinstance(thing, type):
         fields = [f.name for f in dataclasses.fields(thing) if not f.metadata.get("on_host")]
         new = {name: _changed(getattr(thing, name), change) for name in fields}
         return dataclasses.replace(thing, **new)

@@ -19,6 +19,7 @@ import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from numbers import Real
 
 import torch
@@ -84,17 +85,16 @@ def local_sgd(
     """
     check_copies(task, theta, batches, copies)
     on_cpu = theta.device.type == "cpu"
-    backend = backend or _default or ("threads" if on_cpu else "recorded")
+    backend = backend or _default.get() or ("threads" if on_cpu else "recorded")
     if backend not in BACKENDS:
         raise unknown("backend", backend, BACKENDS)
     if backend == "threads" and not on_cpu:
         raise FedlibError(f"'threads' is for the CPU; on {theta.device} use 'batched'.")
-    check_room(*theta.shape, 1, theta)
+    check_room(len(theta), task.size, 1, theta)
     theta = theta.detach()
-    each_own = isinstance(lr, Tensor) and lr.dim() > 0
     check_rate(lr)
-    lr = lr.to(theta).flatten() if each_own else float(lr)
-    if each_own and len(lr) != len(theta):
+    lr = lr.to(theta).flatten() if isinstance(lr, Tensor) and lr.dim() else float(lr)
+    if isinstance(lr, Tensor) and len(lr) != len(theta):
         raise FedlibError(f"{len(lr)} rates for {len(theta)} copies. Give one number, or one each.")
     extras = _checked(extras, len(theta))
     descend = _descend_dense if _is_dense(task) else _descend
@@ -106,7 +106,7 @@ def local_sgd(
     out = torch.empty_like(theta)
 
     def work(rows: slice) -> None:
-        piece, rate = theta[rows].clone(), lr[rows] if each_own else lr
+        piece, rate = theta[rows].clone(), lr[rows] if isinstance(lr, Tensor) else lr
         own = [_rows(batch, rows) for batch in batches]
         if step is None:
             descend(task, piece, own, rate)
@@ -123,35 +123,37 @@ def local_sgd(
     return out
 
 
-_default: str | None = None
+_default: ContextVar[str | None] = ContextVar("backend", default=None)
 
 
 @contextmanager
 def everywhere(backend: str) -> Iterator[None]:
     """Let ``local_sgd`` use one backend wherever none is named, to compare it with another."""
-    global _default
-    before, _default = _default, backend
+    token = _default.set(backend)
     try:
         yield
     finally:
-        _default = before
+        _default.reset(token)
 
 
 def _recorded(
     task: Task, descend: Callable, theta: Tensor, batches: Sequence[Batch], lr: float | Tensor
 ) -> Tensor:
     """Take the steps of all copies by replaying them; see :mod:`fedlib.engine.recording`."""
-    who = task.model.drops  # nothing else asks whose a batch is
-    parts = [[b.rows, b.weight, b.jitter, b.visits if who else None] for b in batches]
-    tensors = {id(t): t for t in (theta, lr, *sum(parts, [])) if isinstance(t, Tensor)}
+    who = ("visits",) if task.model.drops else ()  # nothing else asks whose a batch is
+    names = ("rows", "weight", "jitter", *who)
+    parts = [{name: getattr(b, name) for name in names} for b in batches]
+    found = (theta, lr, *(t for part in parts for t in part.values()))
+    tensors = {id(t): t for t in found if isinstance(t, Tensor)}
     where = {key: i for i, key in enumerate(tensors)}
-    plan = [[where.get(id(t)) for t in part] for part in parts]
+    plan = [{n: where[id(t)] for n, t in part.items() if t is not None} for part in parts]
     padded = [b.padded for b in batches]
 
     def work(*inputs: Tensor) -> Tensor:
-        held = [[None if i is None else inputs[i] for i in part] for part in plan]
+        held = [{name: inputs[i] for name, i in part.items()} for part in plan]
         piece, rate = inputs[0].clone(), inputs[1] if isinstance(lr, Tensor) else lr
-        descend(task, piece, [Batch(*p, full) for p, full in zip(held, padded, strict=True)], rate)
+        own = [Batch(**p, padded=full) for p, full in zip(held, padded, strict=True)]
+        descend(task, piece, own, rate)
         return piece
 
     coarse = torch.backends.cuda.matmul.allow_tf32
@@ -168,15 +170,15 @@ def _descend(task: Task, theta: Tensor, batches: list[Batch], rate: float | Tens
     """
     views = task.model.views(theta)
     leaves = {name: views[name].detach().requires_grad_() for name in task.model.shapes}
-    many = isinstance(rate, Tensor)
-    stretches = _stretches(rate) if many and theta.device.type == "cpu" else []
+    on_cpu = theta.device.type == "cpu"
+    stretches = _stretches(rate) if isinstance(rate, Tensor) and on_cpu else []
     for batch in batches:
         gradients = _gradients(task, views | leaves, leaves, batch)
         for name, gradient in zip(leaves, gradients, strict=True):
             view = views[name]
             if task.l2:
                 gradient = gradient + task.l2 * view
-            if not many:
+            if not isinstance(rate, Tensor):
                 view.sub_(gradient, alpha=rate)
             elif not stretches:  # a device's numbers are not read on the host
                 view.sub_(gradient * rate.view(-1, *[1] * (view.dim() - 1)))
@@ -289,7 +291,8 @@ def _descend_dense(task: Task, theta: Tensor, batches: list[Batch], rate: float 
                 bias.mul_(keep.flatten(1))
             weight.baddbmm_(delta, h[i].transpose(1, 2), alpha=-1)
             bias.sub_(delta.sum(2))
-            delta = below if i else None
+            if i:
+                delta = below
 
 
 def _checked(extras: Mapping[str, Tensor] | None, copies: int) -> dict[str, Tensor]:
@@ -336,7 +339,7 @@ def _on_device(batch: Batch) -> bool:
 def _rows(batch: Batch, rows: slice) -> Batch:
     pick = lambda t: None if t is None else t[rows]  # noqa: E731
     parts = map(pick, (batch.weight, batch.jitter, batch.visits))
-    return Batch(batch.rows[rows], *parts, batch.padded)
+    return Batch(batch.rows[rows], *parts, batch.padded)  # type: ignore[call-arg]  # three parts
 
 
 def _cut(total: int, size: int) -> list[slice]:

@@ -60,8 +60,8 @@ def tally(loss_name: str, out: Tensor, y: Tensor, weight: Tensor | None = None) 
             counts.append((out.topk(5).indices == y.unsqueeze(-1)).any(-1))
         if loss_name == "logistic":
             counts += [guess * y, guess, y]
-    weight = 1.0 if weight is None else weight
-    return torch.stack([(count.double() * weight).sum(1) for count in counts])
+    each = 1.0 if weight is None else weight
+    return torch.stack([(count.double() * each).sum(1) for count in counts])
 
 
 def values(sums: Tensor, samples: float | Tensor) -> dict[str, Tensor]:

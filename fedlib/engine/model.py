@@ -13,12 +13,14 @@ import itertools
 import threading
 import warnings
 from collections.abc import Callable, Hashable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.parameter import is_lazy
 
 from fedlib.engine.checks import check_rows
@@ -28,7 +30,7 @@ from fedlib.files import digest
 
 Forward = Callable[[dict[str, Tensor], Tensor], Tensor]
 DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
-_borrowed = threading.RLock()
+_trying = threading.RLock()
 
 
 class Model:
@@ -117,8 +119,7 @@ class Model:
         self.fits: dict[Hashable, int] = {}  # by device and shapes: copies in a step
         self._maps: dict[str, bool] = {}  # by kind of device: can vmap map it?
         self._placed: dict[tuple[torch.device, torch.dtype], dict[str, Tensor]] = {}
-        self._key, self._calls = None, 0
-        self._body = self._working_copy()
+        self._own = _Own(self.module)
 
     # --- rows ------------------------------------------------------------------------------------
 
@@ -218,10 +219,10 @@ class Model:
         views = theta if isinstance(theta, dict) else self.views(theta)
         if self._forward is not None:
             return self._forward(views, x)
-        with _borrowed:  # all threads share one module, and a call lends its values to it
-            if x.device.type not in self._maps:
+        if x.device.type not in self._maps:
+            with _trying:  # no two threads at once: warnings and torch's generator are everybody's
                 self._try(x[0])
-            out, moved = self._call(views, x, train, keys, self._maps[x.device.type])
+        out, moved = self._call(views, x, train, keys, self._maps[x.device.type])
         if train and isinstance(theta, dict):
             for name, value in moved.items():
                 theta[name].data.copy_(value.detach())  # unseen by autograd, which owns the rest
@@ -268,7 +269,7 @@ class Model:
         for name in self.buffers:  # the pass may write into them
             values[name] = views[name].detach().clone(memory_format=torch.contiguous_format)
         keys = torch.zeros(len(x), dtype=torch.long, device=x.device) if keys is None else keys
-        self._body.train(train)
+        self._own.body.train(train)
         alone = functools.partial(self._alone, self._shared(next(iter(values.values()))))
         if mapped:
             return vmap(alone)(values, x, keys)
@@ -283,10 +284,10 @@ class Model:
         self, shared: dict[str, Tensor], values: dict[str, Tensor], x: Tensor, key: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Run one copy."""
-        self._key, self._calls = key, 0
+        self._own.key, self._own.calls = key, 0
         values = {**shared, **values}
         try:
-            out = functional_call(self._body, values, (x,))
+            out = functional_call(self._own.body, values, (x,))
         except ValueError as error:
             if not self.normalises or "more than 1 value" not in str(error):
                 raise
@@ -308,27 +309,6 @@ class Model:
 
     # --- what is done once -----------------------------------------------------------------------
 
-    def _working_copy(self) -> nn.Module:
-        """Return a module that shares the tensors, with our dropout and without a batch count."""
-        tensors = itertools.chain(self.module.parameters(), self.module.buffers())
-        body = copy.deepcopy(self.module, {id(t): t for t in tensors})
-        for layer in body.modules():
-            if isinstance(layer, _NormBase):
-                layer.num_batches_tracked = None
-            elif type(layer) in DROPOUT:
-                layer.forward = functools.partial(self._drop, layer)
-        return body
-
-    def _drop(self, layer: nn.Module, x: Tensor) -> Tensor:
-        """Drop entries, or whole channels ``x[B, C, ...]``, with numbers from the copy's key."""
-        if not layer.training or layer.p == 0:
-            return x
-        whole = type(layer) is not nn.Dropout
-        shape = (*x.shape[:2], *[1] * (x.dim() - 2)) if whole else x.shape
-        self._calls += 1
-        keep = uniform(self._key, self._calls, shape, x.device) >= layer.p
-        return x * keep * (1 / (1 - layer.p) if layer.p < 1 else 0)
-
     def _drawn(self, rng: np.random.Generator) -> nn.Module:
         """Return a copy of the module, drawn anew without moving torch's own generator."""
         module = copy.deepcopy(self.module)
@@ -336,8 +316,9 @@ class Model:
             module.to_empty(device="cpu")
 
         def draw(layer: nn.Module) -> None:
-            if _rule(layer) and any(p.requires_grad for p in layer.parameters()):
-                _rule(layer)()
+            rule = _rule(layer)
+            if rule and any(p.requires_grad for p in layer.parameters()):
+                rule()
 
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(int(rng.integers(2**63)))
@@ -379,6 +360,39 @@ class Model:
         self._maps[x.device.type] = all(
             (a - b).norm() <= 1e-3 * b.norm() + 1e-6 for a, b in zip(found, expected, strict=True)
         )
+
+
+class _Own(threading.local):
+    """A thread's own working copy of a module: a call lends its values to it.
+
+    The copy shares the module's tensors, has our dropout, and does not count batches.
+    """
+
+    key: Tensor  # what dropout draws from
+    calls: int  # how many layers have drawn
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        tensors = itertools.chain(module.parameters(), module.buffers())
+        self.body = copy.deepcopy(module, {id(t): t for t in tensors})
+        for layer in self.body.modules():
+            if isinstance(layer, _NormBase):
+                layer.num_batches_tracked = None
+            elif isinstance(layer, _DropoutNd) and type(layer) in DROPOUT:
+                layer.forward = functools.partial(self.drop, layer)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.module,)  # a copy of a model makes its own anew
+
+    def drop(self, layer: _DropoutNd, x: Tensor) -> Tensor:
+        """Drop entries, or whole channels ``x[B, C, ...]``, with numbers from the copy's key."""
+        if not layer.training or layer.p == 0:
+            return x
+        whole = type(layer) is not nn.Dropout
+        shape = (*x.shape[:2], *[1] * (x.dim() - 2)) if whole else x.shape
+        self.calls += 1
+        keep = uniform(self.key, self.calls, shape, x.device) >= layer.p
+        return x * keep * (1 / (1 - layer.p) if layer.p < 1 else 0)
 
 
 def uniform(key: Tensor, number: int, shape: Sequence[int], device: torch.device) -> Tensor:
@@ -448,12 +462,13 @@ def check_pass(model: Model, theta: Tensor, x: Tensor) -> None:
     """Refuse a module whose training pass draws at random, or changes what all copies share."""
     views = {name: view[0].clone() for name, view in model.views(theta.cpu()).items()}
     shared = {name: t.clone() for name, t in model._shared(theta.cpu()).items()}
-    model._body.train()
-    model._key, model._calls = torch.tensor(0), 0
+    own = model._own
+    own.body.train()
+    own.key, own.calls = torch.tensor(0), 0
     values = {**shared, **views}
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         before = torch.get_rng_state()
-        out = functional_call(model._body, values, (x,))
+        out = functional_call(own.body, values, (x,))
         drawn = not torch.equal(before, torch.get_rng_state())
     if not isinstance(out, Tensor):
         raise FedlibError(f"The module returns a {type(out).__name__}; expected one tensor [B, K].")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -335,7 +336,7 @@ def lstm(features: int, hidden: int, outputs: int = 1) -> Model:
 class _CharLSTM(nn.Module):
     def __init__(self, symbols: int, embedding: int, hidden: int, layers: int) -> None:
         super().__init__()
-        meta = dict(device="meta")
+        meta: dict[str, Any] = dict(device="meta")
         self.embed = nn.Embedding(symbols, embedding, **meta)
         self.lstm = nn.LSTM(embedding, hidden, layers, batch_first=True, **meta)
         self.head = nn.Linear(hidden, symbols, **meta)
@@ -399,7 +400,11 @@ def _lstm_alone(x: Tensor, table: Tensor, *weights: Tensor) -> Tensor:
 
 def _lstm_states(x: Tensor, inward: Tensor, again: Tensor, *biases: Tensor) -> Tensor:
     """Run one LSTM layer over ``x[copies, in, T, B]``: its states, ``[copies, hidden, T, B]``."""
-    driven = torch.baddbmm(sum(biases).unsqueeze(2), inward, x.flatten(2)).unflatten(2, x.shape[2:])
+    driven = torch.baddbmm(
+        sum(biases).unsqueeze(2),  # type: ignore[union-attr]  # never an empty sum
+        inward,
+        x.flatten(2),
+    ).unflatten(2, x.shape[2:])
     h = c = x.new_zeros(len(x), again.shape[2], x.shape[3])
     states = []
     for gates in driven.unbind(2):
@@ -415,7 +420,7 @@ class _Residual(nn.Module):
 
     def __init__(self, inward: int, outward: int, stride: int, norm: Callable) -> None:
         super().__init__()
-        conv = dict(bias=False, device="meta")
+        conv: dict[str, Any] = dict(bias=False, device="meta")
         self.conv1 = nn.Conv2d(inward, outward, 3, stride, 1, **conv)
         self.norm1 = norm(outward)
         self.conv2 = nn.Conv2d(outward, outward, 3, 1, 1, **conv)

@@ -18,10 +18,13 @@ from collections.abc import Callable, Collection, Container, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
+from fedlib.engine.evaluation import Evaluation
+
+F = TypeVar("F", bound=Callable[..., Any])
 ENOUGH = 0.3  # seconds from which on a stretch of rounds is long enough to be judged by
 
 
@@ -66,7 +69,8 @@ class Pilot:
         self.seconds = self.lasted = 0.0
         self.times: dict[str, float] = {}
         self.cut: dict[str, float] = {}
-        self.ended, self.broken = False, None
+        self.ended = False
+        self.broken: Exception | None = None
 
     def clock(self) -> float:
         """Return the seconds that the work so far takes as a whole."""
@@ -89,7 +93,9 @@ class Pilot:
             Is told how often to do it now: once, twice, four times as often, until that lasts. The
             first time of all is for warming up.
         """
-        done, size, each = 0, 1, 0.0
+        done: float = 0
+        size: float = 1
+        each = 0.0
         cold = not self.times
         try:
             while done < whole:
@@ -184,7 +190,7 @@ def _alarm(pilot: Pilot, homes: Container[str]) -> Iterator[None]:
         signal.setitimer(signal.ITIMER_REAL, *others)
 
 
-def few_rounds(simulate: Callable[..., Any]) -> Callable[..., Any]:
+def few_rounds(simulate: F) -> F:
     """Let a round loop do a few rounds and a look while a pilot is under way.
 
     Parameters
@@ -198,23 +204,21 @@ def few_rounds(simulate: Callable[..., Any]) -> Callable[..., Any]:
         pilot = _under_way.get()
         if pilot is None:
             return simulate(algorithm, task, rounds, seeds, **options)
-        for name in ("checkpoint", "checkpoint_every", "until"):
-            options.pop(name, None)
-        options["progress"] = False
-        every, at = options.pop("evaluate_every", 1), options.pop("evaluate_at", None)
-        asked = range(every, rounds, every) if at is None else {t for t in at if 0 < t < rounds}
+        options |= {"checkpoint": None, "progress": False}
+        evaluation = options.get("evaluation") or Evaluation()
+        asked = [t for t in range(1, rounds) if evaluation.due(t)]
         start, told = pilot.clock(), options.get("name", "")
         names = {told} if isinstance(told, str) else {*told}
         held: Any = None
 
         def go_on(some: int) -> None:
             nonlocal held
-            blind = options | {"evaluate": lambda state, task: {}}
+            blind = options | {"evaluation": Evaluation(splits=())}
             held = simulate(algorithm, task, some, seeds, **blind)
             options["state"] = held.state
 
         # an evaluation that leaves runs out says when each is due: all of them are at the start
-        due, first = getattr(options.get("evaluate"), "due", None), options.get("state")
+        due, first = getattr(evaluation.measure, "due", None), options.get("state")
         share = sum(map(len, due)) / len(due) / len(set().union(*due)) if due else 1.0
 
         def look(times: int) -> None:
@@ -233,10 +237,10 @@ def few_rounds(simulate: Callable[..., Any]) -> Callable[..., Any]:
         pilot.times |= dict.fromkeys(names, (pilot.clock() - start) / len(names))
         return held
 
-    return call
+    return call  # type: ignore[return-value]  # it takes what simulate takes
 
 
-def few_passes(run: Callable[..., Any]) -> Callable[..., Any]:
+def few_passes(run: F) -> F:
     """Let an event loop do a few of its ``epochs`` while a pilot is under way.
 
     One that keeps its ``snapshots``, of which somebody expects a number, is carried out as it is.
@@ -259,4 +263,4 @@ def few_passes(run: Callable[..., Any]) -> Callable[..., Any]:
         pilot.stretch(epochs, some)
         return found
 
-    return call
+    return call  # type: ignore[return-value]  # it takes what run takes

@@ -5,8 +5,8 @@ Nothing here is inherited: a class that has these names fits.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 from torch import Tensor
 
@@ -16,6 +16,8 @@ class State(Protocol):
 
     A state may have a ``clock[R]``, each run's time; without one the round is the clock.
     """
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
 
     @property
     def x(self) -> Tensor:
@@ -43,16 +45,13 @@ class TaskLike(Protocol):
 
 
 S = TypeVar("S", bound=State)
-K = TypeVar("K", bound=TaskLike)
+K = TypeVar("K", bound=TaskLike, contravariant=True)
 
 
 class Algorithm(Protocol[S, K]):
     """Two pure functions; a frozen dataclass whose fields are the paper's symbols.
 
-    A class attribute ``per_run`` may name the fields that may hold one value a run, for
-    :func:`~fedlib.engine.sweeps.sweep`. A generator ``draws(state, task)`` may say beforehand what
-    chance decides in each of the next rounds; ``round`` then takes a third argument, ``drawn``, see
-    :mod:`fedlib.engine.draws`.
+    One that can draw ahead is :class:`Drawing`, too, and one for sweeps :class:`Varied`.
     """
 
     def init(self, task: K, seeds: Sequence[int]) -> S:
@@ -60,3 +59,30 @@ class Algorithm(Protocol[S, K]):
 
     def round(self, state: S, task: K) -> tuple[S, dict[str, Any]]:
         """Return the state after one round of every run, and what there is to tell about it."""
+
+
+@runtime_checkable
+class Drawing(Protocol[S, K]):
+    """An algorithm that says beforehand what chance decides, see :mod:`fedlib.engine.draws`.
+
+    A subclass that draws while it computes says ``draws = None``.
+    """
+
+    def draws(self, state: S, task: K) -> Iterator[Any]:
+        """Yield the draws of one round after the other, for ever, from ``state.t`` on."""
+
+    def round(self, state: S, task: K, drawn: Any) -> tuple[S, dict[str, Any]]:
+        """As of :class:`Algorithm`, with the draws of the round on the state's device."""
+
+
+class Varied(Algorithm[S, K], Protocol[S, K]):
+    """A dataclass some of whose fields may hold one value a run, see :mod:`fedlib.engine.sweeps`.
+
+    Attributes
+    ----------
+    per_run
+        The names of these fields.
+    """
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+    per_run: ClassVar[tuple[str, ...]]

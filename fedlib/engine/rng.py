@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import zlib
+from typing import TYPE_CHECKING
 
 import numpy as np
-from torch import Tensor
 
 from fedlib.engine.checks import check_whole_number
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def stream(seed: int, name: str, *keys: int) -> np.random.Generator:

@@ -68,12 +68,17 @@ def sgd(now: Now) -> Tensor:
     return now.theta - now.rate * now.gradient
 
 
-def proximal(mu: float, then: Step = sgd) -> Step:
-    """Pull the rows towards ``anchor[C, P]``: adds ``mu (theta - anchor)``, as FedProx does."""
-    check_between("mu", mu, 0)
+def proximal(mu: float | None = None, then: Step = sgd) -> Step:
+    """Pull the rows towards ``anchor[C, P]``: adds ``mu (theta - anchor)``, as FedProx does.
+
+    Without a number it is ``mu[C, 1]``, a row's own.
+    """
+    if mu is not None:
+        check_between("mu", mu, 0)
 
     def step(now: Now) -> Tensor:
-        pull = mu * (now.theta - now.extras["anchor"])
+        strength = now.extras["mu"] if mu is None else mu
+        pull = strength * (now.theta - now.extras["anchor"])
         return then(replace(now, gradient=now.gradient + pull))
 
     return step
@@ -121,28 +126,10 @@ def clip(norm: float, then: Step = sgd) -> Step:
     return step
 
 
-def scheduled(factor: Callable[[int], float], then: Step = sgd) -> Step:
-    """Multiply the rate of step ``t`` by ``factor(t)``."""
-
-    def step(now: Now) -> Tensor:
-        return then(replace(now, rate=now.rate * factor(now.t)))
-
-    return step
-
-
 def masked(then: Step = sgd) -> Step:
     """Move only where ``mask[C, P]`` is true; ``[C, 1]`` for whole rows."""
 
     def step(now: Now) -> Tensor:
         return torch.where(now.extras["mask"], then(now), now.theta)
-
-    return step
-
-
-def limited(then: Step = sgd) -> Step:
-    """Stop every row after its own number of steps, ``steps[C, 1]``: unequal local work."""
-
-    def step(now: Now) -> Tensor:
-        return torch.where(now.t < now.extras["steps"], then(now), now.theta)
 
     return step

@@ -13,12 +13,14 @@ import torch
 from torch import Tensor
 
 from fedlib.engine.checks import checked_seeds
-from fedlib.engine.protocols import Algorithm, K
+from fedlib.engine.protocols import K, S, Varied
 from fedlib.engine.simulation import History, simulate
 from fedlib.errors import FedlibError
 
+Setting = float | Sequence[float] | np.ndarray
 
-def column(value: float | Sequence[float], x: Tensor, copies: int = 1) -> float | Tensor:
+
+def column(value: Setting, x: Tensor, copies: int = 1) -> float | Tensor:
     """Return a setting as it multiplies rows: a number, or a column with one value a row.
 
     Parameters
@@ -40,15 +42,16 @@ def column(value: float | Sequence[float], x: Tensor, copies: int = 1) -> float 
     FedlibError
         When there are not as many values as runs.
     """
-    if np.ndim(value) == 0:
-        return float(value)
-    if len(value) != len(x):
+    each = np.asarray(value, dtype=float)
+    if each.ndim == 0:
+        return float(each)
+    if len(each) != len(x):
         raise FedlibError(
-            f"{len(value)} values for {len(x)} runs: {tuple(value)}. Give one number for all runs, "
-            "or one for each."
+            f"{len(each)} values for {len(x)} runs: {tuple(each.tolist())}. Give one number for "
+            "all runs, or one for each."
         )
     place = _uploaded_once if x.is_cuda else _uploaded_once.__wrapped__
-    return place(tuple(value), copies, x.dtype, x.device)
+    return place(tuple(each.tolist()), copies, x.dtype, x.device)
 
 
 @functools.lru_cache(maxsize=256)
@@ -61,13 +64,13 @@ def _uploaded_once(
 
 
 def sweep(
-    algorithm: Algorithm[Any, K],
+    algorithm: Varied[S, K],
     task: K,
     rounds: int,
     grid: Mapping[str, Sequence[float]],
     seeds: Sequence[int] = (0,),
     **options: Any,
-) -> History:
+) -> History[S]:
     """Run every setting of a grid with every seed, all of them side by side in one batch.
 
     The rows are bit for bit those of ``simulate`` called for each setting with these seeds (up to
@@ -87,8 +90,7 @@ def sweep(
     Returns
     -------
     History
-        The column ``run`` names the setting, ``"lr=0.1"`` or ``"lr=0.1, amplify=2"``, and
-        ``diverged`` holds ``{run: {seed: round}}``.
+        The column ``run`` names the setting, ``"lr=0.1"`` or ``"lr=0.1, amplify=2"``.
 
     Raises
     ------

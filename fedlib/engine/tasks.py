@@ -105,9 +105,7 @@ class Task:
         x, y = self.features(batch)
         keys = batch.keys() if self.model.drops else None
         each = LOSSES[self.loss_name](self.model.apply(theta, x, True, keys), y)
-        if batch.weight is None:
-            return each.mean(1)
-        return (each * batch.weight.to(each.dtype)).sum(1)
+        return batch.mean(each)
 
     def loss(self, theta: Tensor, batch: Batch) -> Tensor:
         """Return every copy's regularised loss on its batch, ``[copies]``."""
@@ -188,7 +186,7 @@ class Task:
         x, y = (
             (self.data.x, self.data.y) if split == "train" else (self.data.test_x, self.data.test_y)
         )
-        if x is None:
+        if x is None or y is None:
             raise FedlibError("This data set has no test split. Evaluate on 'train'.")
         weight = self._weight(split, average, len(x))
         if limit is not None and limit < len(x):

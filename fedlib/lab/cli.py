@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import errno
 import importlib
 import json
@@ -17,23 +18,21 @@ import typer.core
 from fedlib.errors import FedlibError
 from fedlib.paths import expand
 
+HERE = Path(__file__).parent
+
 
 class _ForPeople(typer.core.TyperGroup):
     """Mistakes are printed for people, interruptions end quietly; neither with a traceback.
 
-    A folder here that has a ``commands.py`` with a typer ``app`` adds a command of its name.
+    A folder here that has a ``commands.py`` with a typer ``app`` adds a group of its name.
     """
 
     def list_commands(self, ctx: Any) -> list[str]:
         return [*super().list_commands(ctx), *_folders_with_commands()]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name not in _folders_with_commands():
-            return super().get_command(ctx, cmd_name)
-        its = importlib.import_module(f"fedlib.lab.{cmd_name}.commands")
-        command = typer.main.get_command(its.app)
-        command.name = cmd_name
-        return command
+        its = cmd_name in _folders_with_commands()
+        return _Folder(cmd_name) if its else super().get_command(ctx, cmd_name)
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -46,8 +45,26 @@ class _ForPeople(typer.core.TyperGroup):
             raise typer.Exit(130) from None
 
 
+class _Folder(typer.core.TyperGroup):
+    """The commands of a folder: imported when it is asked for them, not to say what it is."""
+
+    def __init__(self, name: str) -> None:
+        told = ast.parse((HERE / name / "commands.py").read_text("utf-8"))
+        super().__init__(name=name, help=ast.get_docstring(told), no_args_is_help=True)
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return self._whole().list_commands(ctx)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        return self._whole().get_command(ctx, cmd_name)
+
+    def _whole(self) -> Any:
+        its = importlib.import_module(f"fedlib.lab.{self.name}.commands")
+        return typer.main.get_command(its.app)
+
+
 def _folders_with_commands() -> list[str]:
-    return sorted(path.parent.name for path in Path(__file__).parent.glob("*/commands.py"))
+    return sorted(path.parent.name for path in HERE.glob("*/commands.py"))
 
 
 app = typer.Typer(
@@ -65,9 +82,14 @@ app.add_typer(batch_app, name="batch")
 TF32 = "On a GPU, multiply with factors of 11 bits: faster, less exact."
 
 
-def _folder(path: Path | None) -> Path | None:
+def _folder(path: str) -> Path:
     """Expand ``~`` where a shell has not: in ``--out=~/runs``."""
-    return None if path is None else expand(path, "--out")
+    if not str(path).strip():
+        raise typer.BadParameter("it names no folder. For the current one: --out .")
+    return expand(path, "--out")
+
+
+PLACE: dict[str, Any] = dict(parser=_folder, metavar="<path>")
 
 
 Changes = Annotated[
@@ -138,7 +160,7 @@ def run(
         str | None, typer.Option(help="How many, or which: 3, or 4,5,6. Default: the profile's.")
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    out: Annotated[Path, typer.Option(callback=_folder, help="Folder for the record.")] = Path(
+    out: Annotated[Path, typer.Option(**PLACE, help="Folder for the record.")] = Path(
         "runs"
     ),
     tf32: Annotated[bool, typer.Option("--tf32", help=TF32)] = False,
@@ -171,19 +193,9 @@ def run(
     if not changes:
         ages.committed(paper, experiment, profile)
     record = experiments.run(
-        paper,
-        experiment,
-        profile,
-        which,
-        device,
-        out,
-        True,
-        tf32,
-        None,
-        replace,
-        values(changes or []),
-        announce,
-    )
+        paper, experiment, profile, seeds=which, device=device, out=out, tf32=tf32,
+        replace=replace, changes=values(changes or []), announce=announce,
+    )  # fmt: skip
     for name, where in record.manifest["diverged"].items():
         seeds = ", ".join(f"seed {seed} by round {t}" for seed, t in where.items())
         typer.echo(f"{name} diverged: {seeds}.")
@@ -196,7 +208,7 @@ def join(
     paper: Annotated[str, typer.Argument(help="For example: participation.")],
     experiment: Annotated[str, typer.Argument(help="For example: fig1.")],
     sources: Annotated[list[Path], typer.Argument(help="Folders of records, two or more.")],
-    out: Annotated[Path, typer.Option(callback=_folder, help="Folder for the joined record.")],
+    out: Annotated[Path, typer.Option(**PLACE, help="Folder for the joined record.")],
     profile: Annotated[str, typer.Option(help="smoke, quick, long or paper.")] = "quick",
 ) -> None:
     """Join records of one experiment that were run with different seeds."""
@@ -217,7 +229,7 @@ def claims(
     paper: Annotated[str | None, typer.Argument(help="Default: every paper.")] = None,
     as_json: Json = False,
     out: Annotated[
-        Path | None, typer.Option(callback=_folder, help="Judge the records in this folder.")
+        Path | None, typer.Option(**PLACE, help="Judge the records in this folder.")
     ] = None,
 ) -> None:
     """Judge the papers' claims from stored records."""
@@ -308,11 +320,11 @@ def check(
 
 @app.command()
 def bench(
-    name: Annotated[str, typer.Argument(help="What to time.")] = "local-sgd",
+    name: Annotated[str, typer.Argument(help="local-sgd or personalization.")] = "local-sgd",
     as_json: Json = False,
     out: Annotated[
         Path | None,
-        typer.Option(callback=_folder, help="Keep the table in this folder of records."),
+        typer.Option(**PLACE, help="Keep the table in this folder of records."),
     ] = None,
 ) -> None:
     """Time the batched engine against a plain loop on this machine, as ratios."""
@@ -332,7 +344,7 @@ def bench(
 def gpu(
     minutes: Annotated[float, typer.Option(min=0.1, help="Time to spend.")] = 25,
     out: Annotated[
-        Path, typer.Option(callback=_folder, help="Folder for all that is found.")
+        Path, typer.Option(**PLACE, help="Folder for all that is found.")
     ] = Path("runs/gpu"),
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     profile: Annotated[
@@ -349,13 +361,13 @@ def gpu(
     whole.run(minutes, out, device, profile, tf32, typer.echo)
 
 
-Folder = Annotated[Path, typer.Argument(callback=_folder, help="The folder of the batch.")]
+Folder = Annotated[Path, typer.Argument(**PLACE, help="The folder of the batch.")]
 
 
 @batch_app.command("run")
 def batch_run(
     grid: Annotated[Path, typer.Argument(help="A TOML file: what is the same, and axes.")],
-    out: Annotated[Path, typer.Option(callback=_folder, help="Folder for everything.")],
+    out: Annotated[Path, typer.Option(**PLACE, help="Folder for everything.")],
     workers: Annotated[int, typer.Option(min=1, help="Processes side by side.")] = 1,
     threads: Annotated[int, typer.Option(min=1, help="Threads of each.")] = 1,
     ray: Annotated[
@@ -453,7 +465,7 @@ def batch_plot(
     x: Annotated[str | None, typer.Option(help="The axis below. Default: the first.")] = None,
     by: Annotated[str | None, typer.Option(help="A line for each value of this axis.")] = None,
     out: Annotated[
-        Path | None, typer.Option(callback=_folder, help="The picture; default in the folder.")
+        Path | None, typer.Option(**PLACE, help="The picture; default in the folder.")
     ] = None,
 ) -> None:
     """Draw the headline over one or two axes of the grid."""

@@ -7,7 +7,6 @@ another, the command goes on: what the same code has found on the same device is
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import hashlib
 import importlib
@@ -16,6 +15,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +24,11 @@ import torch
 
 import fedlib
 from fedlib import datasets, files
-from fedlib.engine import convolution, recording
-from fedlib.engine.local import everywhere
-from fedlib.engine.rng import stream
-from fedlib.engine.simulation import OutOfTime, simulate
+from fedlib.engine import convolution
 from fedlib.errors import FedlibError
 from fedlib.lab import bench
-from fedlib.lab import trials as shared
-from fedlib.lab.evidence import catalogue, experiments, queue, records
-from fedlib.lab.trials import Trial
+from fedlib.lab.evidence import catalogue, experiments, queue
+from fedlib.lab.trials import SHAPES, TRIALS, Trial, compare, ways_apart
 
 FIRST = [("participation", name) for name in ("fig1", "fig2", "figD3", "figD2", "figD1")]
 """The records that a GPU is wanted for most; :func:`wanted` names the others."""
@@ -49,9 +45,7 @@ COARSE = 0.05  # the same for float32 whose products round to TF32
 GOALS = {1: 1000, 10: 3000}
 """Seed-rounds a second of Figure 1's CNN that one H100 should reach, by seeds side by side."""
 
-ROUNDS = {"float64": 9, "float32": 4}  # the third of a kind is recorded, later ones are replayed
 LONG = 70  # more than a block of draws
-SEEDS = (1, 2)
 
 
 def run(
@@ -93,10 +87,44 @@ def run(
     until = time.monotonic() + 60 * minutes
     chosen = FIRST[:1] if profile == "smoke" else wanted(profile)
     needed = {catalogue.settings(*names, profile)["dataset"] for names in chosen}  # or an error
-    place, home = experiments.choose_device(device), files.make_folder(Path(out))
+    visit = Visit(Path(out), experiments.choose_device(device), profile, tf32, until, tell)
+    files.make_folder(visit.home)
     experiments.set_precision(tf32)
-    with files.only_one(home / ".gpu.lock", "fedlib gpu"):
-        return _all_parts(until, home, place, profile, tf32, chosen, sorted(needed), tell)
+    with files.only_one(visit.home / ".gpu.lock", "fedlib gpu"):
+        visit.found = found = _resumed(visit.home / "gpu.json", visit.place, tf32)
+        if not {"agree", "steps"} & found.keys() and list(visit.home.glob("gpu.*.json")):
+            tell("What other code, device or precision found is kept beside, under its date.")
+        tell(summary(found).splitlines()[0])
+        for name in sorted(needed):
+            try:
+                datasets.get(name)
+            except FedlibError as error:
+                tell(f"The records will have to wait: {_first(error)}")
+        _agree(visit)
+        _speed(visit)
+        _records(visit, chosen)
+        tell(f"\n{summary(found)}")
+        return found
+
+
+@dataclass
+class Visit:
+    """What the parts share; ``until`` is by ``time.monotonic()``, and ``found`` is the result."""
+
+    home: Path
+    place: str
+    profile: str
+    tf32: bool
+    until: float
+    tell: Callable[[str], None]
+    found: dict[str, Any] = field(default_factory=dict)
+
+    def keep(self, part: str, rows: Any) -> None:
+        """Write down what a part has found so far."""
+        self.found[part] = rows
+        self.found["convolutions"] = self.found.get("convolutions", {}) | convolution.told()
+        files.publish(self.home / "gpu.json", (json.dumps(self.found, indent=1) + "\n").encode())
+        files.publish(self.home / "gpu.txt", summary(self.found).encode())
 
 
 def wanted(profile: str = "paper") -> list[tuple[str, str]]:
@@ -108,53 +136,14 @@ def wanted(profile: str = "paper") -> list[tuple[str, str]]:
     it, with the ResNets, which take longest, at the end.
     """
     rest, last = [], []
-    for paper in catalogue.papers():
-        for name in catalogue.names(paper):
-            if (paper, name) in FIRST or profile not in catalogue.profiles(paper, name):
-                continue
-            s = catalogue.settings(paper, name, profile)
-            if {"dataset", "seeds"} <= s.keys() and not _columns(s["dataset"]):
-                (last if "resnet18" in s.get("model", []) else rest).append((paper, name))
+    for paper, name in ((p, n) for p in catalogue.papers() for n in catalogue.names(p)):
+        if (paper, name) in FIRST or profile not in catalogue.profiles(paper, name):
+            continue
+        s = catalogue.settings(paper, name, profile)
+        columns = "dataset" in s and datasets.card(s["dataset"]).format.startswith("columns-")
+        if {"dataset", "seeds"} <= s.keys() and not columns:
+            (last if "resnet18" in s.get("model", []) else rest).append((paper, name))
     return [*FIRST, *rest, *last]
-
-
-def _columns(name: str) -> bool:
-    return datasets.card(name).format.startswith("columns-")
-
-
-def _all_parts(
-    until: float,
-    home: Path,
-    place: str,
-    profile: str,
-    tf32: bool,
-    wanted: Sequence[tuple[str, str]],
-    needed: Sequence[str],
-    tell: Callable[[str], None],
-) -> dict[str, Any]:
-    found = _resumed(home / "gpu.json", place, tf32)
-    if not {"agree", "roofline"} & found.keys() and list(home.glob("gpu.*.json")):
-        tell("What other code, another device or precision found is kept beside, under its date.")
-
-    def keep(part: str, rows: Any) -> None:
-        found[part] = rows
-        found["convolutions"] = found.get("convolutions", {}) | convolution.told()
-        files.publish(home / "gpu.json", (json.dumps(found, indent=1) + "\n").encode())
-        files.publish(home / "gpu.txt", summary(found).encode())
-
-    small = profile == "smoke"
-    tell(f"{found['device']}, torch {found['versions']['torch']}, TF32 {'on' if tf32 else 'off'}")
-    for name in needed:
-        try:
-            datasets.get(name)
-        except FedlibError as error:
-            tell(f"The records will have to wait: {_first(error)}")
-    _agree(place, small, until, found, keep, tell)
-    _speed(place, small, until, found, keep, tell)
-    _records(wanted, profile, place, tf32, until, home, keep, tell)
-    tell("")
-    tell(summary(found))
-    return found
 
 
 def _resumed(page: Path, place: str, tf32: bool) -> dict[str, Any]:
@@ -165,8 +154,8 @@ def _resumed(page: Path, place: str, tf32: bool) -> dict[str, Any]:
     about = {**experiments.provenance(place), "tf32": tf32, "source": _source()}
     try:
         held = json.loads(page.read_text("utf-8"))
-        when, torchs = held["date"], [one["versions"]["torch"] for one in (held, about)]
-        same = all(held[key] == about[key] for key in ("device", "tf32", "source"))
+        when, same = held["date"], held["versions"]["torch"] == about["versions"]["torch"]
+        same &= all(held[key] == about[key] for key in ("device", "tf32", "source"))
         summary(held)
     except FileNotFoundError:
         return about
@@ -175,15 +164,15 @@ def _resumed(page: Path, place: str, tf32: bool) -> dict[str, Any]:
             f"{page} is not what this command writes ({error!r}). Delete it, or choose another "
             "folder with --out; records of seeds stay."
         ) from error
-    if same and torchs[0] == torchs[1]:
+    if same:
         return {**held, **about}
     page.rename(page.with_name(f"gpu.{when[:19].replace(':', '-')}.json"))
     return about
 
 
 def _first(error: Exception) -> str:
-    """Return the first line of a message."""
-    return str(error).splitlines()[0]
+    """Return the first line of a message, which may have none."""
+    return str(error).partition("\n")[0]
 
 
 def _source() -> str:
@@ -199,243 +188,100 @@ def _source() -> str:
 
 def trials() -> dict[str, Trial]:
     """Return every trial by name: FedAvg with each model, then each paper's algorithms."""
-    found = dict(shared.TRIALS)
-    for paper in catalogue.papers():
-        for module in catalogue.modules(paper):
-            with contextlib.suppress(ModuleNotFoundError):  # a paper whose code is not here
-                held = getattr(importlib.import_module(module), "TRIALS", {})
-                found |= {f"{paper}: {name}": trial for name, trial in held.items()}
+    found = dict(TRIALS)
+    for paper, module in ((p, m) for p in catalogue.papers() for m in catalogue.modules(p)):
+        with contextlib.suppress(ModuleNotFoundError):  # a paper whose code is not here
+            held = getattr(importlib.import_module(module), "TRIALS", {})
+            found |= {f"{paper}: {name}": trial for name, trial in held.items()}
     return found
 
 
-def compare(build: Trial, dtype: str, device: str, rounds: int = 0) -> float:
-    """Return how far a device ends from the CPU after the same draws, as a part of the way gone.
-
-    The CPU takes one copy after the other, the device all of them, recorded and replayed. The
-    state's tensors count, and the loss that each side reports. On a GPU a trial whose steps could
-    be recorded, and were not, is an error.
-    """
-    rounds = rounds or ROUNDS[dtype]
-    algorithm, task = build(np.dtype(dtype))
-    start, ends, losses = algorithm.init(task, SEEDS), [], []
-    for backend, place in (("loop", "cpu"), ("recorded", device)):
-        there = task.to(place)
-        with everywhere(backend):
-            history = simulate(
-                algorithm, there, rounds, SEEDS, evaluate_every=rounds, splits=("test",),
-                progress=False,
-            )  # fmt: skip
-        ends.append(_numbers(history.state))
-        last = history.frame.query("metric == 'loss'").tail(len(SEEDS))
-        losses.append(torch.tensor(last["value"].to_numpy()))
-        kept = getattr(there, "recordings", {}).values()
-        if device == "cuda" == place and kept and not any(_replays(held) for held in kept):
-            raise FedlibError(f"Nothing was recorded: {'; '.join(recording.BROKEN) or 'why?'}")
-        getattr(there, "recordings", {}).clear()
-    gaps = [_apart(*ends, _numbers(start)), _apart(*losses, torch.zeros_like(losses[0]))]
-    return float(np.max(gaps))  # nan, too, is the larger one
-
-
-def _replays(held: Any) -> bool:
-    return isinstance(held, recording.Recording) and held.replays
-
-
-def _numbers(state: Any) -> torch.Tensor:
-    """Return all that the tensors of a state hold: models, and what else is learned."""
-    held = [getattr(state, field.name) for field in dataclasses.fields(state)]
-    return torch.cat([one.double().cpu().flatten() for one in held if torch.is_tensor(one)])
-
-
-def _apart(one: torch.Tensor, other: torch.Tensor, start: torch.Tensor) -> float:
-    """Return how far two results are from each other, as a part of the way from the start."""
-    one, other, start = (x.double().cpu() for x in (one, other, start))
-    way = (one - start).norm().item()
-    return (one - other).norm().item() / way if way else float("inf")
-
-
-SHAPES = {"first": ((10, 16, 1, 28, 28), 32), "second": ((10, 16, 32, 14, 14), 32)}
-
-
-def ways_apart(layer: str, way: str, dtype: str, device: str) -> float:
-    """Return how far a way of convolving on a device is from one copy after the other on the CPU.
-
-    In the shapes of Figure 1's CNN: the result and the gradients of filters and biases.
-    """
-    shape, filters = SHAPES[layer]
-    rng = stream(0, "ways", len(layer))
-    sizes = (shape, (shape[0], filters, shape[2], 5, 5), (shape[0], filters))
-    given = [torch.from_numpy(rng.standard_normal(size).astype(dtype)) for size in sizes]
-    ends = []
-    for place, convolved in (("cpu", convolution.one_by_one), (device, convolution.WAYS[way])):
-        x, weight, bias = (tensor.to(place) for tensor in given)
-        weight.requires_grad_(), bias.requires_grad_()
-        out = convolved(x, weight, bias)
-        ends.append([out, *torch.autograd.grad(out.square().mean(), (weight, bias))])
-    pairs = zip(*[[t.detach() for t in end] for end in ends], strict=True)
-    return float(np.max([_apart(one, other, torch.zeros_like(one)) for one, other in pairs]))
-
-
-def _agree(
-    place: str, small: bool, until: float, found: dict, keep: Callable, tell: Callable
-) -> None:
-    every: dict[str, Callable[[str], float]] = {
-        name: functools.partial(compare, build, device=place)
+def _agree(visit: Visit) -> None:
+    every: dict[str, Callable[..., float]] = {
+        name: functools.partial(compare, build)
         for name, build in trials().items()
-        if not (small and ("resnet" in name or "cifar" in name))
+        if not (visit.profile == "smoke" and ("resnet" in name or "cifar" in name))
     }
-    every[f"FedAvg, {LONG} rounds"] = functools.partial(
-        compare, shared.TRIALS["FedAvg, mlp"], device=place, rounds=LONG
-    )
+    every[f"FedAvg, {LONG} rounds"] = functools.partial(compare, TRIALS["FedAvg, mlp"], rounds=LONG)
     for layer, way in itertools.product(SHAPES, convolution.WAYS):
-        every[f"convolution, {layer} layer, {way}"] = functools.partial(
-            ways_apart, layer, way, device=place
-        )
-    rows = [row for row in found.get("agree", []) if row["verdict"] == "agrees"]
+        every[f"convolution, {layer} layer, {way}"] = functools.partial(ways_apart, layer, way)
+    rows = [row for row in visit.found.get("agree", []) if row["verdict"] == "agrees"]
     done = {(row["trial"], row["type"]) for row in rows}
-    tell(f"\n1. Is it right? {len(every)} trials on {place}, compared with the CPU.")
-    for name, dtype in itertools.product(every, TOLERANCE):
-        if (name, dtype) in done:
-            continue
-        if time.monotonic() > until:
-            tell("   No time left for the other trials.")
+    visit.tell(f"\n1. Is it right? {len(every)} trials on {visit.place}, compared with the CPU.")
+    for name, dtype in [pair for pair in itertools.product(every, TOLERANCE) if pair not in done]:
+        if time.monotonic() > visit.until:
+            visit.tell("   No time left for the other trials.")
             return
         try:
-            gap, why = every[name](dtype), ""
+            gap, why = every[name](dtype=dtype, device=visit.place), ""
+            if not np.isfinite(gap):
+                gap, why = None, "the results are not finite"
         except Exception as error:  # one broken trial hides no other
             gap, why = None, f"{type(error).__name__}: {_first(error)}"
-        if gap is not None and not np.isfinite(gap):
-            gap, why = None, "the results are not finite"
-        allowed = TOLERANCE[dtype]
-        if dtype == "float32":
-            allowed = max(allowed, ROUGH.get(name, 0), COARSE * found["tf32"])
-        right = gap is not None and gap <= allowed
-        verdict = "agrees" if right else ("failed" if why else "differs")
+        rough = (ROUGH.get(name, 0), COARSE * visit.tf32) if dtype == "float32" else ()
+        allowed = max([TOLERANCE[dtype], *rough])
+        verdict = "failed" if why else "agrees" if gap <= allowed else "differs"
         row = {"trial": name, "type": dtype, "apart": gap, "allowed": allowed}
         rows.append(row | {"verdict": verdict, "why": why})
         far = "" if gap is None else f"{gap:.1e} of the way apart, {allowed:.0e} allowed"
-        tell(f"   {verdict:8} {dtype}  {name}: {far}{why}")
-        keep("agree", rows)
+        visit.tell(f"   {verdict:8} {dtype}  {name}: {far}{why}")
+        visit.keep("agree", rows)
 
 
 # --- how fast is it? ------------------------------------------------------------------------------
 
 
-def _speed(
-    place: str, small: bool, until: float, found: dict, keep: Callable, tell: Callable
-) -> None:
-    tell("\n2. How fast is it? Five local steps, and whole rounds of Figure 1's CNN.")
-
-    def measured(part: str, key: str, one: Any, work: Callable[[], dict]) -> None:
-        """Do some work once, keep the row, and say what stands in its way."""
-        rows = found.get(part, [])
-        if one in [row[key] for row in rows]:
-            return
-        if time.monotonic() > until:
-            tell(f"   {part}, {one}: no time left")
-            return
-        try:
-            row = work()
-        except RuntimeError as error:  # out of memory, say
-            tell(f"   {one}: {type(error).__name__}: {_first(error)}")
-            return
-        keep(part, [*rows, row])
-        tell(f"   {_told(part, row)}")
-
-    can = functools.cache(functools.partial(bench.limits, place))  # measured once, if at all
-    for name in list(bench.WORK)[:2] if small else bench.WORK:
-        measured("roofline", "name", name, lambda name=name: bench.roofline(name, place, can()))
+def _speed(visit: Visit) -> None:
+    small = visit.profile == "smoke"
+    visit.tell("\n2. How fast is it? Five local steps, and whole rounds of Figure 1's CNN.")
+    names = list(bench.WORK)[:2] if small else bench.WORK
     size = (0.5, 4000) if small else (8.0, 60_000)
-    for seeds, goal in GOALS.items():
-        measured("rounds", "seeds", seeds, lambda seeds=seeds, goal=goal:
-                 bench.whole_rounds(place, seeds, *size) | {"goal": goal})  # fmt: skip
-    if place == "cuda" and "compiled" not in found and time.monotonic() < until - 300:
-        keep("compiled", _compiled())
-        tell(f"   torch.compile in place of a recording: {found['compiled']}")
+    works = [("steps", "name", name, bench.local_steps, (name, visit.place)) for name in names]
+    works += [("rounds", "seeds", n, bench.whole_rounds, (visit.place, n, *size)) for n in GOALS]
+    for part, key, one, work, given in works:
+        rows = visit.found.get(part, [])
+        if one in [row[key] for row in rows]:
+            continue
+        if time.monotonic() > visit.until:
+            visit.tell(f"   {part}, {one}: no time left")
+            continue
+        try:
+            row = work(*given)
+        except RuntimeError as error:  # out of memory, say
+            visit.tell(f"   {one}: {type(error).__name__}: {_first(error)}")
+            continue
+        visit.keep(part, [*rows, row])
+        visit.tell(f"   {_told(row)}")
 
 
-def _told(part: str, row: dict[str, Any]) -> str:
+def _told(row: dict[str, Any]) -> str:
     """Put a row of the second part into words."""
-    if part == "roofline":
+    if "name" in row:
         return (
-            f"{row['name']}: {row['ours [ms]']:.3f} ms, {row['ratio']} times as fast as a plain "
-            f"loop; held back by {row['held back by']}; {row['copies that fit']:,} models fit"
+            f"{row['name']}: {row[row['chosen'] + ' [ms]']:.3f} ms, {row['ratio']} times as fast "
+            f"as a plain loop; {row['share']:.0%} of that time is what its products and "
+            f"convolutions need by themselves; {row['copies that fit']:,} models fit"
         )
-    speed = row["seed-rounds a second"]
+    seeds, speed = row["seeds"], row["seed-rounds a second"]
     return (
-        f"whole rounds, {row['seeds']} seed{'s side by side' * (row['seeds'] > 1)}: {speed:,} "
-        f"rounds a second, each seed's counted; the goal on a large GPU is {row['goal']:,}"
+        f"whole rounds, {seeds} seed{'s side by side' * (seeds > 1)}: {speed:,} rounds a second, "
+        f"each seed's counted; the goal on a large GPU is {GOALS[seeds]:,}"
     )
-
-
-def _compiled() -> dict[str, Any]:
-    """Time ``torch.compile`` on the CNN's steps, or say why it could not be had."""
-    task, theta, batches = bench.workload("fashion_cnn", "cuda")
-    try:
-        steps = bench.compiled(task, theta, 0.01)
-        seconds = bench.measure({"compiled": lambda: steps(batches)}, "cuda")
-    except Exception as error:  # it is an alternative only
-        return {"failed": f"{type(error).__name__}: {_first(error)}"}
-    return {"ms": round(1000 * seconds["compiled"], 3)}
 
 
 # --- the next records -----------------------------------------------------------------------------
 
 
-def _records(
-    wanted: Sequence[tuple[str, str]],
-    profile: str,
-    place: str,
-    tf32: bool,
-    until: float,
-    home: Path,
-    keep: Callable,
-    tell: Callable,
-) -> None:
-    rows: list[dict[str, Any]] = []
-    tell(f"\n3. Records of profile {profile}, seed by seed.")
-    for paper, experiment in wanted:
-        s = catalogue.settings(paper, experiment, profile)
-        seeds = experiments.choose_seeds(s, None)
-        name = f"{paper}/{experiment}.{profile}"
-        row = {"record": name, "seeds": len(seeds), "done": [], "joined": False, "under way": ""}
-        rows.append(row)
-        parts = queue.parts(paper, experiment, profile)
-        folder = home / "seeds" / (place + "-tf32" * tf32)
-        try:
-            for part, own in parts.items():
-                if "tuned" in s:
-                    queue.hand_on(paper, s["tuned"], profile, folder / "tuning", folder / part)
-                if not _there(paper, experiment, profile, folder / part):
-                    row["under way"] = part if "tunes" in s else f"seed {part}"
-                    tell(f"   {row['record']}: {row['under way']} is begun, or goes on")
-                    experiments.run(
-                        paper, experiment, profile, [*own], place, folder / part,
-                        sys.stderr.isatty(), tf32, until,
-                    )  # fmt: skip
-                row["done"] += own
-                row["under way"] = ""
-                keep("records", rows)
-            sources = [folder / part for part in parts]
-            path = queue.join(paper, experiment, profile, sources, home / "records")
-            row["joined"] = True
-            tell(f"   Wrote {path}")
-        except OutOfTime as stopped:
-            row["under way"] += f", {stopped}"
-            tell(f"   {row['record']}: {row['under way']}")
-            return
-        except (FedlibError, RuntimeError) as error:  # the next one may still be possible
-            row["under way"] = _first(error)
-            tell(f"   {row['record']}: {error}")
-        finally:
-            keep("records", rows)
-
-
-def _there(paper: str, experiment: str, profile: str, source: Path) -> bool:
-    """Say whether a seed's record is there, made by the present code."""
-    try:
-        return records.load(paper, experiment, profile, source).state.word == "fresh"
-    except records.MissingRecord:
-        return False
+def _records(visit: Visit, chosen: Sequence[tuple[str, str]]) -> None:
+    visit.tell(f"\n3. Records of profile {visit.profile}, seed by seed.")
+    asked = [dict(paper=p, experiment=name, profile=visit.profile) for p, name in chosen]
+    rows, seeds = {}, visit.home / "seeds" / (visit.place + "-tf32" * visit.tf32)
+    for row in queue.make(
+        asked, visit.until, seeds, visit.home / "records", lambda line: visit.tell(f"   {line}"),
+        sys.stderr.isatty(), visit.place, visit.tf32, stay=True,
+    ):  # fmt: skip
+        rows[row["record"]] = row
+        visit.keep("records", [*rows.values()])
 
 
 # --- in a page ------------------------------------------------------------------------------------
@@ -445,9 +291,8 @@ def summary(found: dict[str, Any]) -> str:
     """Return one page of text about everything found so far."""
     agree = found.get("agree", [])
     wrong = [row for row in agree if row["verdict"] != "agrees"]
-    versions = found["versions"]
     lines = [
-        f"{found['device']}, torch {versions['torch']}, fedlib {found['commit'][:9]} "
+        f"{found['device']}, torch {found['versions']['torch']}, fedlib {found['commit'][:9]} "
         f"({found['source']}), TF32 {'on' if found['tf32'] else 'off'}, {found['date'][:10]}",
         "",
         f"Right?  {len(agree) - len(wrong)} of {len(agree)} trials agree with the CPU",
@@ -456,16 +301,13 @@ def summary(found: dict[str, Any]) -> str:
         mine = [row for row in agree if row["type"] == dtype and row["apart"] is not None]
         if mine:
             worst = max(mine, key=lambda row: row["apart"] / row["allowed"])
-            lines.append(
-                f"        {dtype}: nearest to its bound is '{worst['trial']}', "
-                f"{worst['apart']:.1e} of the way apart, {worst['allowed']:.0e} allowed"
-            )
+            far = f"{worst['apart']:.1e} of the way apart, {worst['allowed']:.0e} allowed"
+            lines.append(f"        {dtype}: nearest to its bound is '{worst['trial']}', {far}")
     lines += [f"        {r['verdict']}: {r['trial']}, {r['type']} {r['why']}" for r in wrong]
     lines += ["", "Fast?   Five local steps of each model, and whole rounds of Figure 1's CNN:"]
-    for part in ("roofline", "rounds"):
-        lines += [f"        {_told(part, row)}" for row in found.get(part, [])]
-    if "compiled" in found:
-        lines.append(f"        torch.compile on the CNN: {found['compiled']}")
+    lines += [
+        f"        {_told(row)}" for part in ("steps", "rounds") for row in found.get(part, [])
+    ]
     lines += [f"        {what}: {way}" for what, way in found.get("convolutions", {}).items()]
     lines += ["", "Next?"]
     for row in found.get("records", []):

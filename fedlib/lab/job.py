@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, NotRequired, TypeVar, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, Generic, NotRequired, TypeVar, get_args, get_type_hints
 
 import numpy as np
 import pandas as pd
 
-from fedlib.engine.checks import check_whole_number
-from fedlib.engine.simulation import History
 from fedlib.errors import FedlibError
 from fedlib.schema import Page, PositiveInt
+
+if TYPE_CHECKING:  # who reads what experiments there are needs no engine
+    from fedlib.engine.checkpoint import Checkpoint
+    from fedlib.engine.simulation import History
 
 GOLDEN = (5**0.5 - 1) / 2
 
@@ -114,34 +117,18 @@ def alike(*what: str, unless: Callable[[Any], bool] = lambda s: False) -> Callab
 
 def settings_of(kind: str) -> type[Settings] | None:
     """Return the settings that a study reads, None for one that does not say."""
-    asked = get_args(get_type_hints(study(kind)).get("job"))
+    return _settings_of(study(kind))
+
+
+@functools.lru_cache(maxsize=256)
+def _settings_of(function: Callable[[Job], Outcome]) -> type[Settings] | None:
+    asked = get_args(get_type_hints(function).get("job"))
     return asked[0] if asked else None
 
 
 def run_seeds(count: int | Sequence[int]) -> tuple[int, ...]:
     """Return seeds ``1..count``, or the given seeds."""
     return tuple(range(1, count + 1)) if isinstance(count, int) else tuple(int(c) for c in count)
-
-
-def check_width(model: Sequence[Any], x: Any) -> None:
-    """Refuse settings of a model without a name, or with another width than the features'."""
-    if not model:
-        raise FedlibError("model is empty. Expected a name and sizes, such as ['mlp', 64, 32, 10].")
-    features = int(np.prod(x.shape[1:]))
-    if model[0] in ("softmax", "mlp") and len(model) > 1 and model[1] != features:
-        raise FedlibError(
-            f"model is {list(model)}, and samples are {[*x.shape[1:]]}, {features} features. The "
-            f"first size is their number: ['{model[0]}', {features}, ...]."
-        )
-
-
-def check_pool(size: int | Sequence[int], x: Any) -> None:
-    """Refuse blocks of pixels that are larger than what they are cut from."""
-    sides = (size, size) if isinstance(size, int) else tuple(size)
-    if len(sides) != 2 or any(a > b for a, b in zip(sides, x.shape[-2:], strict=True)):
-        raise FedlibError(
-            f"pool = {size}, and samples are {[*x.shape[1:]]}. Take at most their height and width."
-        )
 
 
 def off_cycle(rounds: int, points: int, cycle: int = 1) -> list[int]:
@@ -159,6 +146,8 @@ def off_cycle(rounds: int, points: int, cycle: int = 1) -> list[int]:
     cycle
         Length in rounds of the process's period: availability, interval, sync time.
     """
+    from fedlib.engine.checks import check_whole_number
+
     check_whole_number("rounds", rounds, 0)
     check_whole_number("points", points)
     check_whole_number("cycle", cycle)
@@ -189,12 +178,12 @@ def apart(
     """
     frame = history.frame.assign(round=history.frame["round"] - start)
     frames = {name: frame[frame["run"] == name] for name in names}
-    diverged = {}
-    for name in names:
-        if lost := history.diverged.get(name):
-            diverged[name] = {seed: t - start for seed, t in lost.items()}
-            if len(lost) == seeds:
-                frames[name] = frames[name].query(f"round <= {max(diverged[name].values())}")
+    diverged: dict[str, dict[int, int]] = {}
+    for (name, seed), t in history.diverged.items():
+        diverged.setdefault(name, {})[seed] = t - start
+    for name, lost in diverged.items():
+        if len(lost) == seeds:
+            frames[name] = frames[name].query(f"round <= {max(lost.values())}")
     return frames, diverged
 
 
@@ -210,7 +199,9 @@ def joined(
     return Outcome(told, {name: diverged[name] for name in names if name in diverged}, hashes)
 
 
-def checkpoint_file(job: Job, name: str) -> Path | None:
-    """Return where a run keeps its checkpoint, or None."""
+def checkpoint(job: Job, name: str, every: int) -> Checkpoint:
+    """Return where a run keeps its checkpoint, how often, and when it is to stop."""
+    from fedlib.engine.checkpoint import Checkpoint
+
     safe = "".join(c if c.isalnum() else "_" for c in name)
-    return None if job.folder is None else job.folder / f"{safe}.pt"
+    return Checkpoint(None if job.folder is None else job.folder / f"{safe}.pt", every, job.until)

@@ -1,4 +1,4 @@
-"""Every algorithm and every model once, in small: what a device is tried with.
+"""Every algorithm and every model once, in small: what a device is tried with, and how.
 
 The module of a paper's study has a dictionary ``TRIALS``, one entry for each of its algorithms:
 ``name -> build(dtype)``, which returns the algorithm and its task on the CPU. Whoever adds one
@@ -8,17 +8,23 @@ exist.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 
-from fedlib.engine import models
+from fedlib.engine import convolution, models, recording
 from fedlib.engine.data import FederatedDataset
+from fedlib.engine.evaluation import Evaluation
+from fedlib.engine.local import everywhere
 from fedlib.engine.model import Model
 from fedlib.engine.rng import stream
+from fedlib.engine.simulation import simulate
 from fedlib.engine.tasks import Task
+from fedlib.errors import FedlibError
 from fedlib.papers.fedavg import FedAvg
 from fedlib.population.participation import Independent
 
@@ -82,3 +88,74 @@ TRIALS["FedAvg, a rate for each run"] = lambda d: (
     FedAvg(Independent(CLIENTS, 2), (0.05, 0.1), 2, 4),
     MODELS["small_cnn"](d),
 )
+
+
+# --- compared with the CPU ------------------------------------------------------------------------
+
+ROUNDS = {"float64": 9, "float32": 4}  # the third of a kind is recorded, later ones are replayed
+SEEDS = (1, 2)
+SHAPES = {"first": ((10, 16, 1, 28, 28), 32), "second": ((10, 16, 32, 14, 14), 32)}
+
+
+def compare(build: Trial, dtype: str, device: str, rounds: int = 0) -> float:
+    """Return how far a device ends from the CPU after the same draws, as a part of the way gone.
+
+    The CPU takes one copy after the other, the device all of them, recorded and replayed. The
+    state's tensors count, and the loss that each side reports. On a GPU a trial whose steps could
+    be recorded, and were not, is an error.
+    """
+    rounds = rounds or ROUNDS[dtype]
+    algorithm, task = build(np.dtype(dtype))
+    start, ends, losses = algorithm.init(task, SEEDS), [], []
+    for backend, place in (("loop", "cpu"), ("recorded", device)):
+        there = task.to(place)
+        with everywhere(backend):
+            history = simulate(
+                algorithm, there, rounds, SEEDS, progress=False,
+                evaluation=Evaluation(rounds, splits="test"),
+            )  # fmt: skip
+        ends.append(_numbers(history.state))
+        last = history.frame.query("metric == 'loss'").tail(len(SEEDS))
+        losses.append(torch.tensor(last["value"].to_numpy()))
+        kept = getattr(there, "recordings", {}).values()
+        if device == "cuda" == place and kept and not any(_replays(held) for held in kept):
+            raise FedlibError(f"Nothing was recorded: {'; '.join(recording.BROKEN) or 'why?'}")
+        getattr(there, "recordings", {}).clear()
+    gaps = [_apart(*ends, _numbers(start)), _apart(*losses, torch.zeros_like(losses[0]))]
+    return float(np.max(gaps))  # nan, too, is the larger one
+
+
+def _replays(held: Any) -> bool:
+    return isinstance(held, recording.Recording) and held.replays
+
+
+def _numbers(state: Any) -> torch.Tensor:
+    """Return all that the tensors of a state hold: models, and what else is learned."""
+    held = [getattr(state, field.name) for field in dataclasses.fields(state)]
+    return torch.cat([one.double().cpu().flatten() for one in held if torch.is_tensor(one)])
+
+
+def _apart(one: torch.Tensor, other: torch.Tensor, start: torch.Tensor) -> float:
+    """Return how far two results are from each other, as a part of the way from the start."""
+    one, other, start = (x.double().cpu() for x in (one, other, start))
+    way = (one - start).norm().item()
+    return (one - other).norm().item() / way if way else float("inf")
+
+
+def ways_apart(layer: str, way: str, dtype: str, device: str) -> float:
+    """Return how far a way of convolving on a device is from one copy after the other on the CPU.
+
+    In the shapes of Figure 1's CNN: the result and the gradients of filters and biases.
+    """
+    shape, filters = SHAPES[layer]
+    rng = stream(0, "ways", len(layer))
+    sizes = (shape, (shape[0], filters, shape[2], 5, 5), (shape[0], filters))
+    given = [torch.from_numpy(rng.standard_normal(size).astype(dtype)) for size in sizes]
+    ends = []
+    for place, convolved in (("cpu", convolution.one_by_one), (device, convolution.WAYS[way])):
+        x, weight, bias = (tensor.to(place) for tensor in given)
+        weight.requires_grad_(), bias.requires_grad_()
+        out = convolved(x, weight, bias)
+        ends.append([out, *torch.autograd.grad(out.square().mean(), (weight, bias))])
+    pairs = zip(*[[t.detach() for t in end] for end in ends], strict=True)
+    return float(np.max([_apart(one, other, torch.zeros_like(one)) for one, other in pairs]))

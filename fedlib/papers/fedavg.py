@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Generic, Protocol
 
 import numpy as np
 from torch import Tensor
@@ -22,7 +22,7 @@ from fedlib.engine.checks import (
 )
 from fedlib.engine.cost import check_room
 from fedlib.engine.data import Reading
-from fedlib.engine.draws import ON_HOST, draw_one
+from fedlib.engine.draws import ON_HOST, Array, draw_one
 from fedlib.engine.local import local_sgd
 from fedlib.engine.mixing import average
 from fedlib.engine.sweeps import column
@@ -54,7 +54,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class Drawn:
+class Drawn(Generic[Array]):
     """What chance decides in a round of averaging.
 
     Attributes
@@ -67,8 +67,8 @@ class Drawn:
         Minibatches each client has used after the round, ``[R, N]``.
     """
 
-    q: np.ndarray
-    reading: Reading
+    q: Array
+    reading: Reading[Array]
     cursor: np.ndarray = field(metadata=ON_HOST)
 
 
@@ -97,7 +97,7 @@ class FedAvg:
     batch_size: int | None = None
     weights: str = "process"
 
-    per_run: ClassVar = ("lr",)
+    per_run: ClassVar[tuple[str, ...]] = ("lr",)
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -108,12 +108,12 @@ class FedAvg:
         """Return the state before round ``t``, from fresh models or from given ``x[R, P]``."""
         return State(*start(self, task, seeds, x), t)
 
-    def draws(self, state: State, task: Task) -> Iterator[Drawn]:
+    def draws(self, state: State, task: Task) -> Iterator[Drawn[np.ndarray]]:
         """Draw the next rounds on the host: who takes part, and which samples they read."""
         return draws(self, state, task, self.weights == "sizes")
 
     def round(
-        self, state: State, task: Task, drawn: Drawn | None = None
+        self, state: State, task: Task, drawn: Drawn[Tensor] | None = None
     ) -> tuple[State, dict[str, Any]]:
         """Run one round of every run; nothing drawn before means to draw now."""
         drawn = drawn or draw_one(self, state, task)
@@ -130,13 +130,26 @@ def by_size(q: np.ndarray, clients: np.ndarray, sizes: np.ndarray) -> np.ndarray
 class Averaging(Protocol):
     """What a round of averaging reads of an algorithm: settings of :class:`FedAvg`."""
 
-    participation: Participation
-    lr: float | tuple[float, ...]
-    local_steps: int
-    batch_size: int | None
+    @property
+    def participation(self) -> Participation:
+        """Who takes part."""
+
+    @property
+    def lr(self) -> float | tuple[float, ...]:
+        """Local step size."""
+
+    @property
+    def local_steps(self) -> int:
+        """Local steps of each client in a round."""
+
+    @property
+    def batch_size(self) -> int | None:
+        """Minibatch size."""
 
 
-def draws(algorithm: Averaging, state: State, task: Task, sizes: bool = False) -> Iterator[Drawn]:
+def draws(
+    algorithm: Averaging, state: State, task: Task, sizes: bool = False
+) -> Iterator[Drawn[np.ndarray]]:
     """Draw the rounds after a state; weights proportional to the clients' ``sizes`` if wanted."""
     cursor = state.cursor
     for t in itertools.count(state.t):
@@ -154,7 +167,7 @@ def read(
     clients: np.ndarray,
     q: np.ndarray,
     cursor: np.ndarray,
-) -> Drawn:
+) -> Drawn[np.ndarray]:
     """Draw the minibatches of clients ``[R, S]`` with weights ``q[R, S]``, on the host."""
     reading, cursor = task.data.read(
         seeds, clients, cursor, algorithm.local_steps, algorithm.batch_size, q > 0
@@ -162,7 +175,7 @@ def read(
     return Drawn(q, reading, cursor)
 
 
-def movement(algorithm: Averaging, x: Tensor, task: Task, drawn: Drawn) -> Tensor:
+def movement(algorithm: Averaging, x: Tensor, task: Task, drawn: Drawn[Tensor]) -> Tensor:
     """Return ``d = Σ_n q_n (y_n - x)`` for every run, ``[R, P]``.
 
     The copies of all runs and clients are rows of one matrix: each run's model is repeated

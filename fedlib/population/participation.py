@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -79,23 +80,9 @@ class Participation:
             np.add.at(row, *self.draw(seed, t))
         return q
 
-    def interval_means(self, seed: int, P: int, intervals: int, start: int = 0) -> np.ndarray:
-        """Return q-bar over consecutive intervals of ``P`` rounds, ``[intervals, N]``."""
-        q = self.weights(seed, start, start + P * intervals)
-        return q.reshape(intervals, P, self.N).mean(1)
-
     def rho2(self, seed: int, rounds: int, start: int = 0) -> float:
         """Return the largest ``Σ_n q²`` over ``rounds`` rounds; 1/ρ² is the speed-up."""
         return float((self.weights(seed, start, start + rounds) ** 2).sum(1).max())
-
-    def factor(self, seed: int, P: int, rounds: int, start: int = 0) -> float:
-        """Return the mean of ``(Σ_n |q̄_n - 1/N|)²`` over the intervals of ``P`` rounds.
-
-        Times d² this bounds δ̃²(P), the participation term of Theorem 3.1 (our sharper form of
-        the paper's eq. 15).
-        """
-        means = self.interval_means(seed, P, max(1, rounds // P), start)
-        return float((np.abs(means - 1 / self.N).sum(1) ** 2).mean())
 
 
 @dataclass(frozen=True)
@@ -226,11 +213,11 @@ class Periodic(_Windows):
 class _Sequential(Participation):
     """A process with memory: rounds are generated in order and kept."""
 
-    def start(self, seed: int) -> object:
+    def start(self, seed: int) -> dict[str, Any]:
         """Return the state before round 0."""
         raise NotImplementedError
 
-    def step(self, state: object, seed: int, t: int) -> Draw:
+    def step(self, state: dict[str, Any], seed: int, t: int) -> Draw:
         """Draw round ``t`` and move the state on, in place."""
         raise NotImplementedError
 
@@ -247,7 +234,7 @@ class _Sequential(Participation):
 
 
 @functools.lru_cache(maxsize=256)
-def _memory(process: _Sequential, seed: int) -> tuple[object, list[Draw]]:
+def _memory(process: _Sequential, seed: int) -> tuple[dict[str, Any], list[Draw]]:
     return process.start(seed), []
 
 
@@ -266,11 +253,11 @@ class PeriodicSampler(_Windows, _Sequential):
     available.
     """
 
-    def start(self, seed: int) -> dict:
+    def start(self, seed: int) -> dict[str, Any]:
         """Begin with an empty permutation."""
         return {"order": [], "number": 0}
 
-    def step(self, state: dict, seed: int, t: int) -> Draw:
+    def step(self, state: dict[str, Any], seed: int, t: int) -> Draw:
         """Take the next ``S`` available clients off the permutation."""
         group = self.available(seed, t)
         low, high = group[0], group[-1]
@@ -315,12 +302,12 @@ class Markov(_Sequential):
         if not (0 < self.on <= 1 and 0 < self.off <= 1):
             raise FedlibError(f"on and off must lie in (0, 1]; got {self.on} and {self.off}.")
 
-    def start(self, seed: int) -> dict:
+    def start(self, seed: int) -> dict[str, Any]:
         """Draw the stationary start."""
         uniform = stream(seed, "participation start").random(self.N)
         return {"on": uniform < self.on / (self.on + self.off)}
 
-    def step(self, state: dict, seed: int, t: int) -> Draw:
+    def step(self, state: dict[str, Any], seed: int, t: int) -> Draw:
         """Let those that are on take part, then move every chain."""
         rng = stream(seed, "participation", t)
         chosen = np.flatnonzero(state["on"])
@@ -365,6 +352,9 @@ def _drift(seed: int, clients: int, speed: int, block: int) -> np.ndarray:
 
 class Trace(Participation):
     """Replay recorded weights ``[T, N]``, again from the start after ``T`` rounds."""
+
+    recorded: np.ndarray
+    digest: str
 
     def __init__(self, recorded: np.ndarray) -> None:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import os
 import shutil
@@ -14,7 +15,7 @@ import threading
 import types
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import as_completed
 from pathlib import Path
 from typing import Any
 
@@ -137,17 +138,17 @@ def _processes(units: Sequence[Unit], folder: Path, workers: int, threads: int) 
 
     from pebble import ProcessExpired, ProcessPool
 
-    few = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
     multiprocessing.resource_tracker.ensure_running()  # its start would let Ctrl-C through
-    with _environment(few), _no_main():
+    with _no_main():
         pool = ProcessPool(
             min(workers, len(units)), initializer=_begin, initargs=[threads, folder],
             context=multiprocessing.get_context("spawn"),
         )  # fmt: skip
         try:
             with _deaf():
-                waiting = {pool.schedule(_alone, args=[unit, folder]): unit for unit in units}
-            for future in _as_they_come(waiting):
+                begin = functools.partial(pool.schedule, work.carry_out)
+                waiting = {begin(args=[unit, folder]): unit for unit in units}
+            for future in as_completed(waiting):
                 unit = waiting[future]
                 try:
                     yield future.result()
@@ -170,18 +171,6 @@ def _deaf() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Set variables that children inherit."""
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name) if value is None else os.environ.update({name: value})
-
-
-@contextlib.contextmanager
 def _no_main() -> Iterator[None]:
     """Keep workers from running the main script once more: it would begin the batch anew."""
     held = sys.modules["__main__"]
@@ -201,21 +190,8 @@ def _begin(threads: int, folder: Path) -> None:
     with (folder / LOG).open("ab") as log:
         os.dup2(log.fileno(), 2)
     torch.set_num_threads(threads)
+    os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))  # of kernels
     tqdm.set_lock(threading.RLock())  # its own has a semaphore, which a stopped process leaves
-
-
-def _alone(unit: Unit, folder: Path) -> dict[str, str]:
-    """Carry out a unit, unless another process on the same folder is at it."""
-    home = files.make_folder(folder / "units")
-    with files.only_one(home / f".{unit.id}.lock", f"Unit {unit.id}"):
-        return work.carry_out(unit, folder)
-
-
-def _as_they_come(futures: Mapping[Future, Any]) -> Iterator[Future]:
-    left = set(futures)
-    while left:
-        done, left = wait(left, return_when=FIRST_COMPLETED)
-        yield from done
 
 
 def _ending(code: int) -> str:
@@ -306,9 +282,6 @@ def _elsewhere(
     with tempfile.TemporaryDirectory(prefix="fedlib-") as place:
         told = work.carry_out(unit, Path(place))
         home = Path(place) / "jobs"
-        made = [path for path in home.rglob("*") if path.is_file() and not _hidden(path, home)]
+        every = (path for path in home.rglob("*") if "/." not in path.relative_to(place).as_posix())
+        made = [path for path in every if path.is_file()]
         return told, {str(path.relative_to(place)): path.read_bytes() for path in made}
-
-
-def _hidden(path: Path, home: Path) -> bool:
-    return any(part.startswith(".") for part in path.relative_to(home).parts)

@@ -177,15 +177,23 @@ def describe(units: Sequence[Unit]) -> list[dict[str, Any]]:
     return rows
 
 
-def together(unit: Unit) -> dict[str, Any]:
-    """Return the changes with which one run of the experiment is that of all jobs of a unit."""
+def together(unit: Unit) -> tuple[dict[str, Any], dict[str, tuple[str, str]]]:
+    """Return the changes with which one run of the experiment is that of all jobs of a unit.
+
+    Returns
+    -------
+    dict, dict
+        The changes; and for each run of theirs the variant that it belongs to, and its name there.
+        The names are empty where there is one variant, whose runs keep theirs.
+    """
     if len(unit.variants) == 1:
-        return unit.jobs[0].changes
-    s = unit.jobs[0].settings
-    rest = catalogue.settings(unit.jobs[0].paper, unit.jobs[0].experiment, unit.jobs[0].profile)
-    runs = [
-        {**run, "run": f"{name} {run['run']}"}
-        for name, job in unit.variants.items()
-        for run in job.settings["runs"]
-    ]
-    return {k: v for k, v in s.items() if rest.get(k) != v or k not in rest} | {"runs": runs}
+        return unit.jobs[0].changes, {}
+    s, first, names, runs = unit.jobs[0].settings, unit.jobs[0], {}, []
+    for variant, job in unit.variants.items():
+        for run in job.settings["runs"]:
+            name = f"{variant} {run['run']}"
+            names[name] = variant, run["run"]
+            runs.append({**run, "run": name})
+    rest = catalogue.settings(first.paper, first.experiment, first.profile)
+    changed = {key: value for key, value in s.items() if key not in rest or rest[key] != value}
+    return changed | {"runs": runs}, names

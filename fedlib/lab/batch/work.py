@@ -57,6 +57,8 @@ def carry_out(unit: Unit, folder: Path) -> dict[str, str]:
         else:
             _run_experiment(unit, folder)
         told = ""
+    except files.UnderWay:
+        raise
     except Exception as error:
         if isinstance(error, OSError) and error.errno in FULL:
             raise files.cannot_write(folder, error) from error
@@ -120,36 +122,35 @@ def _run_experiment(unit: Unit, folder: Path) -> None:
     """Run a unit's jobs as rows of one run, and give each its record."""
     first = unit.jobs[0]
     home = folder / "units" / unit.id
+    changes, names = together(unit)
     whole = experiments.run(
-        first.paper, first.experiment, first.profile, unit.seeds, first.device, home,
-        progress=False, replace=True, changes=together(unit),
+        first.paper, first.experiment, first.profile, seeds=unit.seeds, device=first.device,
+        out=home, progress=False, replace=True, changes=changes,
     )  # fmt: skip
     for job in unit.jobs:
-        _give(unit, job, whole, folder)
+        mine = {name: run for name, (variant, run) in names.items() if variant == job.variant}
+        _give(unit, job, whole, mine or {name: name for name in whole.frame["run"]}, folder)
 
 
-def _give(unit: Unit, job: BatchJob, whole: Record, folder: Path) -> None:
-    """Store the record that a job would have made by itself."""
-    s, rows, m = job.settings, whole.frame, whole.manifest
-    mark = "" if len(unit.variants) == 1 else f"{job.variant} "
+def _give(unit: Unit, job: BatchJob, whole: Record, mine: dict[str, str], folder: Path) -> None:
+    """Store the record that a job would have made by itself; ``mine`` are its runs' own names."""
+    rows, m = whole.frame, whole.manifest
     if set(rows["seed"]) <= set(unit.seeds):  # a study without chance has rows of its own
         rows = rows[rows["seed"].isin(job.seeds)]
-    rows = rows[rows["run"].str.startswith(mark)]
-    rows = rows.assign(run=rows["run"].str.removeprefix(mark))
+    rows = rows.assign(run=rows["run"].map(mine)).dropna(subset="run")
     diverged: dict[str, dict[str, int]] = {}
-    for name, lost in m["diverged"].items():
-        own = {seed: t for seed, t in lost.items() if int(seed) in job.seeds}
-        if name.startswith(mark) and own:
-            run = name.removeprefix(mark)
-            diverged[run] = own
-            if len(own) == len(job.seeds):  # by itself it would have ended there
-                rows = rows[(rows["run"] != run) | (rows["round"] <= max(own.values()))]
+    for name in m["diverged"].keys() & mine.keys():
+        own = {seed: t for seed, t in m["diverged"][name].items() if int(seed) in job.seeds}
+        if own:
+            diverged[mine[name]] = own
+        if len(own) == len(job.seeds):  # by itself it would have ended there
+            rows = rows[(rows["run"] != mine[name]) | (rows["round"] <= max(own.values()))]
     beside = [other.id for other in unit.jobs if other is not job]
     told = m | {
-        "settings": s, "seeds": list(job.seeds), "diverged": diverged,
+        "settings": job.settings, "seeds": list(job.seeds), "diverged": diverged,
         **{key: round(m[key] / len(unit.jobs), 1) for key in ("wall_seconds", "cpu_seconds")},
         **ages.looked(job.paper, job.experiment, job.profile, place(folder, job)),
-        **freshness.now(s), **({"beside": beside} if beside else {}),
+        **freshness.now(job.settings), **({"beside": beside} if beside else {}),
     }  # fmt: skip
     records.save(place(folder, job), rows.reset_index(drop=True), told)
 

@@ -425,7 +425,7 @@ def _first_looks(at: Path, papers: set[str]) -> dict[str, dict[str, str]]:
         alike = [
             m
             for m in versions
-            if freshness._plain(m["settings"]) == freshness._plain(last[m["profile"]])
+            if freshness.plain(m["settings"]) == freshness.plain(last[m["profile"]])
         ]
         first, anew = (min(d for m in part for d in records.looks(m)) for part in (versions, alike))
         found[name] = {"first": first, "anew": anew}

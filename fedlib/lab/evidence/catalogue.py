@@ -134,16 +134,19 @@ def settings(paper: str, experiment: str, profile: str) -> dict[str, Any]:
         For an unknown paper, experiment or profile, with the valid ones.
     """
     valid, table = profiles(paper, experiment), _table(paper)
-    entry = table[experiment]
     if profile not in valid:
         raise unknown(f"profile of {experiment}", profile, valid)
-    own = {k: v for k, v in entry.items() if k not in (*PROFILES, "only")}
-    layers = (
-        table["common"], own, table["profiles"].get(profile, {}), entry.get(profile, {}),
-    )  # fmt: skip
-    s = {k: v for layer in layers for k, v in layer.items()}
-    read = {*own, *entry.get(profile, {}), *_known(s)}
+    common, own, shared, special = _layers(table, experiment, profile)
+    s = common | own | shared | special
+    read = {*own, *special, *_known(s)}
     return {k: v for k, v in s.items() if k in read}
+
+
+def _layers(table: dict[str, Any], experiment: str, profile: str) -> list[dict[str, Any]]:
+    """Return what is said of all experiments, of one, of a profile, and of that one at it."""
+    entry = table[experiment]
+    own = {k: v for k, v in entry.items() if k not in (*PROFILES, "only")}
+    return [table["common"], own, table["profiles"].get(profile, {}), entry.get(profile, {})]
 
 
 def _known(s: dict[str, Any]) -> set[str]:
@@ -211,7 +214,7 @@ def check(
     known = _keys(shapes)
     _only(known, {k: v for k, v in entry.items() if k not in (*PROFILES, "only")}, told, experiment)
     _only(known, entry.get(profile, {}), told, f"{experiment}.{profile}")
-    every = [_shapes(settings(paper, name, profiles(paper, name)[-1])) for name in names(paper)]
+    every = [_shapes(_whole(table, name)) for name in names(paper)]
     if not any(None in shapes for shapes in every):
         union = {key for shapes in every for key in _keys(shapes)}
         _only(union, table["common"], told, "common")
@@ -240,6 +243,13 @@ def _shapes(s: dict[str, Any]) -> list[Any]:
         if not _takes_a_job(study(kind)):
             raise FedlibError(f"'{kind}' is no study. A study is a function of a job, study(job).")
     return [settings_of(kind) for kind in kinds]
+
+
+def _whole(table: dict[str, Any], experiment: str) -> dict[str, Any]:
+    """Return all that is said of an experiment, at its largest profile."""
+    largest = table[experiment].get("only", PROFILES)[-1]
+    common, own, shared, special = _layers(table, experiment, largest)
+    return common | own | shared | special
 
 
 def _takes_a_job(function: Any) -> bool:

@@ -21,7 +21,7 @@ from typing import Any, Literal, NotRequired, get_type_hints
 
 from typing_extensions import TypedDict
 
-from fedlib import datasets, paths
+from fedlib import cards, paths
 from fedlib.errors import FedlibError, unknown
 from fedlib.lab.evidence import ages, catalogue, outcomes, records, scale
 from fedlib.lab.evidence.ages import experiments
@@ -98,8 +98,8 @@ def _read(path: Path) -> list[Claim]:
         if claim.get("expected", OPEN) not in FINDINGS:
             raise unknown(f"finding in {told}:", claim["expected"], FINDINGS)
         for name in _theirs(claim, told):
-            if name != scale.RECIPE and name not in datasets.all_cards():
-                raise unknown(f"data set in {told}:", name, [scale.RECIPE, *datasets.all_cards()])
+            if name != scale.RECIPE and name not in cards.all_cards():
+                raise unknown(f"data set in {told}:", name, [scale.RECIPE, *cards.all_cards()])
         for check in claim.get("check", []):
             _sound(claim, check, told)
     return found

@@ -12,7 +12,7 @@ from fedlib.engine import pilot
 from fedlib.engine.cores import steady
 from fedlib.errors import FedlibError
 from fedlib.lab.evidence import records, tuning
-from fedlib.lab.evidence.freshness import TOLD
+from fedlib.lab.evidence.freshness import plain
 from fedlib.lab.job import Job, study
 
 PATIENCE = 20.0  # seconds that pilots may take
@@ -127,17 +127,13 @@ def _stored(plan: Plan) -> Estimate | None:
             m = records.load(plan.paper, plan.experiment, plan.profile, place).manifest
         except FedlibError:
             continue
-        alike = _plain(m["settings"]) == _plain(plan.settings)
+        alike = plain(m["settings"]) == plain(plan.settings)
         if alike and m["device"].startswith("CPU") == (plan.job.device == "cpu"):
             each = m["wall_seconds"] / len(m["seeds"])
             many = _seeds(m["seeds"])
             why = f"the stored record, of {many}, took {words(m['wall_seconds'])} on {m['device']}"
             return Estimate(each * len(plan.job.seeds), why)
     return None
-
-
-def _plain(settings: dict[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in json.loads(json.dumps(settings)).items() if k not in TOLD}
 
 
 def _seeds(seeds: Sequence[int]) -> str:

@@ -53,6 +53,7 @@ def run(
     paper: str,
     experiment: str,
     profile: str = "quick",
+    *,
     seeds: int | Sequence[int] | None = None,
     device: str = "auto",
     out: str | Path = "runs",
@@ -253,7 +254,9 @@ def obtain(
     if made := _made(paper, experiment, profile, seeds, device, out):
         return made
     tell = None if profile == "smoke" else _tell
-    return run(paper, experiment, profile, seeds, device, out, announce=tell)
+    return run(
+        paper, experiment, profile, seeds=seeds, device=device, out=out, announce=tell
+    )
 
 
 def _tell(plan: duration.Plan) -> None:
@@ -305,7 +308,9 @@ def check(paper: str, experiment: str, out: str | Path, progress: bool = True) -
         seeds = held.manifest["seeds"]
     except records.MissingRecord:
         held, seeds = None, None
-    made = run(paper, experiment, "smoke", seeds, "cpu", out, progress)
+    made = run(
+        paper, experiment, "smoke", seeds=seeds, device="cpu", out=out, progress=progress
+    )
     new = made.manifest
     if (
         held is None

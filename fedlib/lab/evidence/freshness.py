@@ -17,7 +17,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from fedlib import datasets, paths
+from fedlib import cards, paths
 from fedlib.errors import FedlibError
 from fedlib.lab.evidence.reach import Code, code
 from fedlib.lab.evidence.reach import forget as forget
@@ -58,7 +58,7 @@ def now(settings: Mapping[str, Any]) -> dict[str, Any]:
     dict
         ``"code"``, see :func:`code`, and ``"cards"``, a hash for each data set.
     """
-    held = [datasets.card(name) for name in sorted(set(_named(settings, "dataset")))]
+    held = [cards.card(name) for name in sorted(set(_named(settings, "dataset")))]
     words = {
         *_words(settings),
         *(w for card in held for w in (card.format, *_words(card.generator))),
@@ -124,7 +124,7 @@ def judge(
     """
     if settings is None:
         return State("stale", "The experiment is no longer defined at this profile.")
-    theirs, ours = _plain(manifest["settings"]), _plain(settings)
+    theirs, ours = plain(manifest["settings"]), plain(settings)
     if theirs != ours:
         keys = [k for k in sorted({*theirs, *ours}) if theirs.get(k) != ours.get(k)]
         return State("stale", f"Settings have changed: {', '.join(keys)}.")
@@ -169,7 +169,7 @@ def seen(small: Mapping[str, Any], code: Code) -> dict[str, Any]:
 
 def _same(name: str, manifest: Mapping[str, Any], again: bool) -> bool:
     """Say whether a data set is the one that a record has read."""
-    card, read = datasets.card(name), manifest["data"]
+    card, read = cards.card(name), manifest["data"]
     if not read:  # settings name a set, and the study needs none
         return True
     known = {file.name: file.sha256 for file in card.files if file.sha256}
@@ -187,9 +187,10 @@ def _made(name: str, card: str) -> dict[str, str]:
 
     Empty for a set that is fetched, and one made from another that is not in the cache.
     """
+    from fedlib import datasets
     from fedlib.papers.vertical.data import load_columns
 
-    found = datasets.card(name)
+    found = cards.card(name)
     columns = found.format in ("columns-made", "columns-bundled")
     if not (found.embedded or columns) or found.base and not datasets.cached(found.base):
         return {}
@@ -202,7 +203,7 @@ def _made(name: str, card: str) -> dict[str, str]:
     return held.hashes
 
 
-def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
+def plain(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings as a manifest holds them, without words and without where code lives."""
     kept = {k: v for k, v in json.loads(json.dumps(settings)).items() if k not in TOLD}
     return kept | {k: str(kept[k]).split(":")[-1] for k in ("kind", "study") if k in kept}

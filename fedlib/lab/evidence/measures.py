@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedlib import datasets
+from fedlib import cards as datasets  # of that name: else every rule's measures have changed
 from fedlib.errors import FedlibError, unknown
 from fedlib.lab.evidence.records import Record
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NotRequired
 
@@ -162,38 +162,90 @@ def work(
         The queue, the folder for seeds and that for joined records; by default fedlib's own.
     """
     until, home = time.monotonic() + hours * HOUR, home or paths.data_folder() / "seeds"
-    for entry in read(page):
-        paper, experiment, profile = (entry[key] for key in ("paper", "experiment", "profile"))
+    for _ in make(read(page), until, home, out, lambda line: tell(f"{_clock()} {line}"), progress):
+        pass
+
+
+def make(
+    entries: Iterable[Mapping[str, Any]],
+    until: float,
+    home: Path,
+    out: Path | None,
+    tell: Callable[[str], None],
+    progress: bool = False,
+    device: str = "cpu",
+    tf32: bool = False,
+    stay: bool = False,
+) -> Iterator[dict[str, Any]]:
+    """Make records, a seed at a time; what stands in the way of one is told, and the next begins.
+
+    Parameters
+    ----------
+    entries
+        See :class:`Entry`; the first first.
+    until
+        When to stop, by ``time.monotonic()``.
+    home, out, tell, progress
+        See :func:`work`.
+    device, tf32
+        See :func:`fedlib.lab.evidence.experiments.run`.
+    stay
+        Seeds stay where they are and are looked at even if their record is there, and what is
+        tuned is taken from among them.
+
+    Yields
+    ------
+    dict
+        Whenever it changes: record; seeds, how many; done, those that are there; joined; under way.
+    """
+    for entry in entries:
+        asked = paper, experiment, profile = [entry[k] for k in ("paper", "experiment", "profile")]
         name = f"{paper}/{experiment}.{profile}"
+        row = {"record": name, "seeds": 0, "done": [], "joined": False, "under way": ""}
         try:
-            wanted = parts(paper, experiment, profile, entry.get("together", 1))
-            if _is_joined(paper, experiment, profile, wanted, out):
+            s, split = catalogue.settings(*asked), parts(*asked, entry.get("together", 1))
+            row["seeds"] = sum(map(len, split.values()))
+            if not stay and _is_joined(*asked, split, out):
                 continue
-            ages.committed(paper, experiment, profile)
-            for part, seeds in wanted.items():
-                if is_there(paper, experiment, profile, home / part):
-                    continue
-                if time.monotonic() > until:
-                    return
-                tell(f"{_clock()} {name}: seed {', '.join(map(str, seeds))} begins or goes on")
-                with contextlib.suppress(files.UnderWay):
-                    made = experiments.run(
-                        paper, experiment, profile, [*seeds], "cpu", home / part, progress,
-                        until=until, replace=True,
-                    )  # fmt: skip
-                    tell(f"{_clock()} {name}: made in {made.manifest['wall_seconds']:.0f} s")
-            sources = [home / part for part in wanted]
-            if all(is_there(paper, experiment, profile, source) for source in sources):
+            ages.committed(*asked)
+            for part, seeds in split.items():
+                if stay and "tuned" in s:
+                    hand_on(paper, s["tuned"], profile, home / "tuning", home / part)
+                if not is_there(*asked, home / part):
+                    which = f"seed {', '.join(map(str, seeds))}"
+                    row["under way"] = "tuning" if "tunes" in s else which
+                    yield row
+                    if time.monotonic() > until:
+                        return
+                    tell(f"{name}: {row['under way']} begins or goes on")
+                    with contextlib.suppress(files.UnderWay):
+                        made = experiments.run(
+                            *asked, seeds=[*seeds], device=device, out=home / part, tf32=tf32,
+                            progress=progress, until=until, replace=True,
+                        )  # fmt: skip
+                        tell(f"{name}: made in {made.manifest['wall_seconds']:.0f} s")
+                    if not is_there(*asked, home / part):
+                        continue
+                row["done"] += seeds
+                row["under way"] = ""
+                yield row
+            if len(row["done"]) == row["seeds"]:
+                sources = [home / part for part in split]
                 with files.only_one(home / ".joining.lock", "fedlib records"):
-                    tell(f"Wrote {join(paper, experiment, profile, sources, out)}")
-                    for source in sources:
+                    tell(f"Wrote {join(*asked, sources, out)}")
+                    row["joined"] = True
+                    for source in [] if stay else sources:
                         for page_ in (source / paper).glob(f"{experiment}.{profile}.*"):
                             page_.unlink()
         except OutOfTime as stopped:
-            tell(f"{_clock()} {name}: {stopped}")
+            row["under way"] += f", {stopped}"
+            tell(f"{name}: {row['under way']}")
+            yield row
             return
         except (FedlibError, RuntimeError) as error:  # the next one may still be possible
-            tell(f"{_clock()} {name}: {error}")
+            row["under way"] = str(error).partition("\n")[0]
+            tell(f"{name}: {error}")
+        yield row
 
 
 def _is_joined(paper: str, experiment: str, profile: str, wanted: dict, out: Path | None) -> bool:

@@ -32,8 +32,8 @@ BORDER = frozenset(
         "fedlib.engine.cost",
         "fedlib.engine.pilot",
         "fedlib.engine.recording",
-        "fedlib.datasets.cards:all_cards",
-        "fedlib.datasets.cards:card",
+        "fedlib.cards:all_cards",
+        "fedlib.cards:card",
         "fedlib.datasets.fetch:get",
         "fedlib.datasets.fetch:verify",
         "fedlib.datasets.fetch:_obtain",
@@ -577,8 +577,12 @@ def _module(module: str) -> Module:
         names = _defined(node)
         if isinstance(node, ast.Import | ast.ImportFrom):
             imports.append(node)
+        elif isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING":
+            imports += node.body  # of names that a module's __getattr__ imports when asked for
         elif isinstance(node, ast.If) and _base(getattr(node.test, "left", node)) == "__name__":
             continue  # for a script alone
+        elif isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING":
+            imports += node.body  # a package that imports what is asked for when it is
         elif not names or definitions.keys() & names:
             others.append(node)
         else:

@@ -19,7 +19,7 @@ from typing import Any, NotRequired
 import numpy as np
 import pandas as pd
 
-from fedlib import paths
+from fedlib import cards, paths
 from fedlib.errors import FedlibError
 from fedlib.files import make_folder, open_regular, publish
 from fedlib.lab.evidence import catalogue
@@ -144,8 +144,10 @@ class Record:
     def provenance(self) -> str:
         """Return two lines for readers: profile, data, seeds, staleness; date, commit, device."""
         m = self.manifest
-        name = m["settings"].get("dataset")
-        data = "digits, a substitute" if name == "digits" else name
+        data = m["settings"].get("dataset")
+        card = cards.card(data) if m["data"] else None
+        if card and card.stands_in_for and not any(file.urls for file in card.files):
+            data += ", a substitute"  # a set that is fetched may be what the paper has itself
         if m.get("fidelity", "canonical") not in ("canonical", "none"):
             data = f"{data} ({m['fidelity']})"
         word, why = self.state

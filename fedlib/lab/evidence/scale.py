@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from fedlib import datasets, paths
+from fedlib import cards, paths
 from fedlib.lab.evidence import catalogue
 from fedlib.lab.evidence.freshness import TOLD
 from fedlib.lab.evidence.records import Record
@@ -101,7 +101,7 @@ def data(record: Record, theirs: Iterable[str]) -> str:
     name = m["settings"].get("dataset")
     if name is None or not theirs:
         return GENERATED if RECIPE in theirs else NONE
-    card = datasets.card(name)
+    card = cards.card(name)
     if name in theirs:
         return OWN if m["fidelity"] == "canonical" else COPY
     if card.generator.get("kind") == "part" and card.generator["base"] in theirs:

@@ -12,23 +12,14 @@ from torch import Tensor
 
 from fedlib import datasets
 from fedlib.datasets import partition
-from fedlib.engine import models
-from fedlib.engine.data import FederatedDataset
+from fedlib.engine.evaluation import Evaluation
 from fedlib.engine.rng import stream
 from fedlib.engine.simulation import History, simulate
 from fedlib.engine.tasks import Task
 from fedlib.errors import FedlibError, unknown
 from fedlib.lab import trials
-from fedlib.lab.job import (
-    Job,
-    Outcome,
-    Settings,
-    alike,
-    check_pool,
-    check_width,
-    checkpoint_file,
-    joined,
-)
+from fedlib.lab.job import Job, Outcome, Settings, alike, checkpoint, joined
+from fedlib.lab.studies.shared import dealt, side_by_side
 from fedlib.papers.hierarchy import counts
 from fedlib.papers.hierarchy.algorithm import HierarchicalSGD, State
 from fedlib.papers.hierarchy.asynchronous import AsyncHierarchicalSGD
@@ -36,12 +27,6 @@ from fedlib.papers.hierarchy.clock import timeline
 from fedlib.population.delays import Deterministic, Law, ShiftedExponential
 from fedlib.schema import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-MODELS = {
-    "softmax": models.softmax,
-    "mlp": models.mlp,
-    "lenet": lambda channels, side, classes: models.lenet((channels, side, side), classes),
-    "char_lstm": models.char_lstm,
-}
 SPLITS = ("iid", "dirichlet", "groups", "labels", "owners")
 
 
@@ -96,23 +81,7 @@ def build_task(s: Split, seeds: Sequence[int], device: str = "cpu") -> tuple[Tas
     if s["split"] == "owners":
         most = np.argsort(-datasets.owners(held).sizes, kind="stable")[: s.get("owners")]
         held = datasets.only(held, sorted(most.tolist()), *s.get("per_owner", ()))
-    splits = {seed: deal(held, s, seed) for seed in seeds}
-    check_pool(s.get("pool", 1), held.train_x)
-    train_x, test_x = (_pooled(x, s.get("pool", 1)) for x in (held.train_x, held.test_x))
-    data = FederatedDataset.build(
-        train_x, held.train_y, splits[seeds[0]], test_x, held.test_y, device
-    ).with_splits(splits)
-    check_width(s["model"], train_x)
-    name, *sizes = s["model"]
-    if name not in MODELS:
-        raise unknown("model", name, MODELS)
-    used = datasets.fingerprint(train_x, held.train_y, test_x, held.test_y)
-    return Task(MODELS[name](*sizes), data), {**held.hashes, "as used": used}
-
-
-def _pooled(x: np.ndarray, size: int) -> Tensor:
-    x = torch.from_numpy(x)
-    return torch.nn.functional.avg_pool2d(x, size) if size > 1 else x
+    return dealt(s, held, {seed: deal(held, s, seed) for seed in seeds}, device)
 
 
 def deal(held: datasets.Dataset, s: Split, seed: int) -> list[np.ndarray]:
@@ -201,11 +170,7 @@ def train(
     with the split ``clock`` tell of a run as a whole.
     """
     s, frames, diverged, tasks = job.settings, {}, {}, {}
-    together: dict[str, list[Training]] = {}
-    for run in s["runs"]:
-        rest = {k: v for k, v in run.items() if k not in rows}
-        together.setdefault(repr(sorted(rest.items())), []).append({**s, **run})
-    for runs in together.values():
+    for runs in side_by_side(s, rows):
         own, names, seeds = runs[0], [run["run"] for run in runs], job.seeds
         key = repr([own.get(name) for name in (*Split.__annotations__, "isolated")])
         if key not in tasks:
@@ -217,9 +182,9 @@ def train(
         history = simulate(
             algorithm, task, algorithm.rounds(every), every,
             state=algorithm.init(task, every, task.init(seeds).repeat(len(runs), 1)),
-            evaluate=Looks(own, due), evaluate_at=set().union(*due) - {0},
+            evaluation=Evaluation(at=set().union(*due) - {0}, measure=Looks(own, due)),
             name=[name for name in names for _ in seeds], progress=job.progress,
-            checkpoint=checkpoint_file(job, names[0]), checkpoint_every=20, until=job.until,
+            checkpoint=checkpoint(job, names[0], 20),
         )  # fmt: skip
         for i, name in enumerate(names):
             mine = lines[i * len(seeds) : (i + 1) * len(seeds)]
@@ -304,7 +269,7 @@ def on_time(
         long = long.rename("value").reset_index()
         long = long.assign(run=name, seed=seed, clock=at[long["round"]], rounds=done[long["round"]])
         parts += [long, _whole(name, seed, line, time)]
-        when = history.diverged.get(name, {}).get(seed)
+        when = history.diverged.get((name, seed))
         if when is not None:
             lost[seed] = int(np.searchsorted(done, when))
     columns = ["run", "seed", "round", "clock", "rounds", "split", "metric", "value"]

@@ -1,8 +1,8 @@
-"""The theorems on a problem whose constants are all known.
+"""The theorems: on a problem whose constants are all known, and with constants of real tasks.
 
-Logistic regression on rows of norm one: every gradient of a sample has a norm of at most one, so
-``G = 1``, and a client's minibatch of ``B`` has a variance of at most ``1/B``; the loss is
-``λ_max/4``-smooth with ``λ_max`` of the mean outer product, a client's 1/4-smooth at most.
+The problem is logistic regression on rows of norm one: every gradient of a sample has a norm of at
+most one, so ``G = 1``, and a client's minibatch of ``B`` has a variance of at most ``1/B``; the
+loss is ``λ_max/4``-smooth with ``λ_max`` of the mean outer product, a client's 1/4-smooth at most.
 
 One assumption holds nearly only: a client walks through its shuffled samples without replacement,
 so its minibatch gradient is unbiased over all orders, but not given what it has drawn before in the
@@ -24,7 +24,7 @@ from fedlib.engine.local import local_sgd
 from fedlib.engine.rng import stream
 from fedlib.engine.tasks import Task
 from fedlib.lab.job import Job, Outcome
-from fedlib.lab.studies.hierarchy import Delays, laws
+from fedlib.lab.studies.hierarchy import Delays, Training, build_algorithm, build_task, laws
 from fedlib.papers.hierarchy import theory
 from fedlib.papers.hierarchy.algorithm import Drawn, HierarchicalSGD, State
 from fedlib.schema import PositiveFloat, PositiveInt
@@ -44,6 +44,14 @@ class Corollary(Delays):
 
     batch_size: PositiveInt
     rounds_grid: list[PositiveInt]
+
+
+class Constants(Training):
+    """Estimates at the first model, and at those of a run after some shares of its rounds."""
+
+    shares: list[PositiveFloat]
+    minibatches: PositiveInt  # of every client, for the variance
+    products: PositiveInt  # with a Hessian, at most, for the curvature
 
 
 def problem(clients: int) -> Task:
@@ -171,3 +179,39 @@ def corollary(job: Job[Corollary]) -> Outcome:
             row | dict(seed=n, value=v) for n, v in zip(job.seeds, total.tolist(), strict=True)
         ]
     return Outcome(pd.DataFrame(rows), {}, {})
+
+
+def constants(job: Job[Constants]) -> Outcome:
+    """Estimate the constants of every run's task for :func:`theory.theorem_2_sharper`.
+
+    Rows: ``L``, ``sigma2``, ``G2``, and ``gap``, the first loss, which is at least its fall.
+    """
+    s, rows, hashes = job.settings, [], {}
+    for run in tqdm(s["runs"], desc="constants", disable=not job.progress):
+        own = {**s, **run}
+        task, hashes = build_task(own, job.seeds, job.device)
+        for seed in job.seeds:
+            one, points = task.of(seed), along(build_algorithm([own], 1), task, seed, own["shares"])
+            clients, unread = torch.arange(task.N), np.zeros((1, task.N), dtype=int)
+            reading = one.data.next_batches(
+                [seed], clients[None], unread, own["minibatches"], own["batch_size"]
+            )[0]
+            found = theory.group_constants(
+                one, own["groups"], points, reading, iterations=own["products"]
+            )
+            found["gap"] = float(one.evaluate(points[0], "train", average="clients")["loss"])
+            told = dict(run=run["run"], seed=seed, split="train", round=0)
+            rows += [told | dict(metric=name, value=value) for name, value in found.items()]
+    return Outcome(pd.DataFrame(rows), {}, hashes)
+
+
+def along(algorithm: HierarchicalSGD, task: Task, seed: int, shares: list[float]) -> list[Tensor]:
+    """Return the first model of a run, and those after these shares of its rounds, ``[1, P]``."""
+    state = algorithm.init(task, (seed,))
+    luck, models = algorithm.draws(state, task), [state.x]
+    rounds = algorithm.rounds((seed,))
+    wanted = [max(1, round(share * rounds)) for share in shares]
+    for u in range(1, max(wanted) + 1):
+        state, _ = algorithm.round(state, task, upload([next(luck)], task.data.x.device)[0])
+        models += [state.x] * wanted.count(u)
+    return models

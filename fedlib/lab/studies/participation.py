@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, NotRequired
 
 import numpy as np
@@ -13,8 +12,9 @@ from tqdm.auto import tqdm
 
 from fedlib import datasets
 from fedlib.datasets import partition
-from fedlib.engine import models
 from fedlib.engine.data import FederatedDataset
+from fedlib.engine.evaluation import Evaluation
+from fedlib.engine.models import location
 from fedlib.engine.rng import stream
 from fedlib.engine.simulation import simulate
 from fedlib.engine.tasks import Task
@@ -26,12 +26,11 @@ from fedlib.lab.job import (
     Settings,
     alike,
     apart,
-    check_pool,
-    check_width,
-    checkpoint_file,
+    checkpoint,
     joined,
     off_cycle,
 )
+from fedlib.lab.studies.shared import dealt, side_by_side
 from fedlib.papers.fedavg import FedAvg
 from fedlib.papers.participation import theory
 from fedlib.papers.participation.algorithm import (
@@ -50,13 +49,6 @@ from fedlib.population.participation import (
     PeriodicSampler,
 )
 from fedlib.schema import NonNegativeInt, PositiveFloat, PositiveInt
-
-MODELS = {
-    "softmax": models.softmax,
-    "mlp": models.mlp,
-    "fashion_cnn": models.fashion_cnn,
-    "cifar_cnn": models.cifar_cnn,
-}
 
 
 class Split(Settings):
@@ -140,13 +132,6 @@ class Speedup(Settings):
     lr: PositiveFloat
 
 
-def build_model(name: str, *sizes: int) -> models.Model:
-    """Return the model called ``name`` in :mod:`fedlib.engine.models`."""
-    if name not in MODELS:
-        raise unknown("model", name, MODELS)
-    return MODELS[name](*sizes)
-
-
 def build_task(s: Split, seeds: Sequence[int], device: str = "cpu") -> tuple[Task, dict[str, str]]:
     """Load the data, split it over the clients anew for each seed and attach the model.
 
@@ -156,24 +141,7 @@ def build_task(s: Split, seeds: Sequence[int], device: str = "cpu") -> tuple[Tas
     if s["partition"] not in partition.PARTITIONERS:
         raise unknown("partitioner", s["partition"], partition.PARTITIONERS)
     deal = partition.PARTITIONERS[s["partition"]]
-    splits = {seed: deal(held.train_y, s["clients"], seed) for seed in seeds}
-    check_pool(s.get("pool", 1), held.train_x)
-    train_x, test_x = (_pooled(x, s.get("pool", 1)) for x in (held.train_x, held.test_x))
-    data = FederatedDataset.build(
-        train_x, held.train_y, splits[seeds[0]], test_x, held.test_y, device,
-        s.get("augment", False),
-    ).with_splits(splits)  # fmt: skip
-    check_width(s["model"], train_x)
-    used = datasets.fingerprint(train_x, held.train_y, test_x, held.test_y)
-    return Task(build_model(*s["model"]), data), {**held.hashes, "as used": used}
-
-
-def _pooled(x: np.ndarray, size: int) -> torch.Tensor:
-    return (
-        torch.nn.functional.avg_pool2d(torch.from_numpy(x), size)
-        if size > 1
-        else torch.from_numpy(x)
-    )
+    return dealt(s, held, {n: deal(held.train_y, s["clients"], n) for n in seeds}, device)
 
 
 def build_process(s: Availability) -> Participation:
@@ -190,19 +158,29 @@ def build_process(s: Availability) -> Participation:
     return PROCESSES[name](N, S) if name in ("independent", "regularized") else PROCESSES[name](N)
 
 
-def build_algorithm(s: Training) -> FedAvg | GeneralizedFedAvg:
-    """Return the algorithm of one run, its rate and interval compressed in time."""
+def build_algorithm(runs: list[Training], seeds: int) -> FedAvg | GeneralizedFedAvg:
+    """Return the algorithm of runs that differ in rates alone, compressed in time."""
+    s, k = runs[0], runs[0]["compression"]
     if s["algorithm"] not in ALGORITHMS:
         raise unknown("algorithm", s["algorithm"], ALGORITHMS)
-    k = s["compression"]
+
+    def each(values: list[float]) -> Any:
+        """Return one value, or as many as there are rows."""
+        return values[0] if len(set(values)) == 1 else tuple(np.repeat(values, seeds).tolist())
+
     chosen: dict[str, Any] = dict(
-        lr=s["lr"] * (k if s.get("compress_lr", True) else 1),
+        lr=each([run["lr"] * (k if run.get("compress_lr", True) else 1) for run in runs]),
         local_steps=s["local_steps"],
         batch_size=None if s["algorithm"] == "wait-full" else s["batch_size"],
     )
     if s["algorithm"] != "fedavg":
-        chosen |= dict(amplify=s.get("amplify", 1.0), interval=max(1, s.get("interval", 1) // k))
+        chosen["amplify"] = each([run.get("amplify", 1.0) for run in runs])
+        chosen["interval"] = max(1, s.get("interval", 1) // k)
     return ALGORITHMS[s["algorithm"]](build_process(s), **chosen)
+
+
+# In what rows of one batch may differ.
+TOGETHER = ("run", "tuned_as", *GeneralizedFedAvg.per_run)
 
 
 def _unequal_cohorts(s: WarmUp) -> bool:
@@ -224,8 +202,8 @@ def training(job: Job[Training]) -> Outcome:
     rounds, seeds = s["rounds"] // s["compression"], job.seeds
     starts: dict[Participation, torch.Tensor] = {}
     frames, diverged = {}, {}
-    algorithms = {run["run"]: build_algorithm({**s, **run}) for run in s["runs"]}
-    for names, algorithm in batches(algorithms, len(seeds)):
+    for runs in side_by_side(s, TOGETHER):
+        names, algorithm = [run["run"] for run in runs], build_algorithm(runs, len(seeds))
         process = algorithm.participation
         if process not in starts:
             starts[process] = warm_up(job, task, process)
@@ -237,43 +215,18 @@ def training(job: Job[Training]) -> Outcome:
             rounds,
             every,
             state=algorithm.init(task, every, start, s["warmup_rounds"]),
-            evaluate_at=off_cycle(rounds, s["looks"], process.cycle),
-            splits=("train", "test"),
-            limit=s["evaluate_on"],
+            evaluation=Evaluation(
+                at=off_cycle(rounds, s["looks"], process.cycle),
+                splits=("train", "test"),
+                limit=s["evaluate_on"],
+            ),
             name=[name for name in names for _ in seeds],
             progress=job.progress,
-            checkpoint=checkpoint_file(job, names[0]),
-            checkpoint_every=500,
-            until=job.until,
+            checkpoint=checkpoint(job, names[0], 500),
         )
         found = apart(history, names, len(seeds), s["warmup_rounds"])
         frames, diverged = frames | found[0], diverged | found[1]
     return joined(frames, diverged, s["runs"], hashes)
-
-
-def batches(
-    algorithms: dict[str, FedAvg | GeneralizedFedAvg], seeds: int
-) -> list[tuple[list[str], FedAvg | GeneralizedFedAvg]]:
-    """Put runs that differ only in what each row may have of its own into one algorithm.
-
-    Returns
-    -------
-    list
-        Names of runs, and the algorithm for ``seeds`` rows of each, in the order of the names.
-    """
-    alike: dict[Any, list[str]] = {}
-    for name, algorithm in algorithms.items():
-        plain = replace(algorithm, **dict.fromkeys(algorithm.per_run, 1.0))
-        alike.setdefault(plain, []).append(name)
-    found = []
-    for names in alike.values():
-        first, own = algorithms[names[0]], {}
-        for field in first.per_run:
-            values = [getattr(algorithms[name], field) for name in names]
-            if len(set(values)) > 1:
-                own[field] = tuple(value for value in values for _ in range(seeds))
-        found.append((names, replace(first, **own)))
-    return found
 
 
 def warm_up(job: Job[WarmUp], task: Task, process: Participation) -> torch.Tensor:
@@ -282,9 +235,8 @@ def warm_up(job: Job[WarmUp], task: Task, process: Participation) -> torch.Tenso
     fedavg = FedAvg(process, s["warmup_lr"], s["local_steps"], s["batch_size"])
     history = simulate(
         fedavg, task, s["warmup_rounds"], job.seeds,
-        evaluate=lambda state, task: {}, name="warm-up", progress=job.progress,
-        checkpoint=checkpoint_file(job, f"warm-up {process}"),
-        checkpoint_every=500, until=job.until,
+        evaluation=Evaluation(splits=()), name="warm-up", progress=job.progress,
+        checkpoint=checkpoint(job, f"warm-up {process}", 500),
     )  # fmt: skip
     return history.state.x
 
@@ -308,7 +260,7 @@ def toy(job: Job[Toy]) -> Outcome:
         algorithm = GeneralizedFedAvg(Cyclic(3), run["lr"], run["amplify"], run["interval"])
         history = simulate(
             algorithm, task, s["toy_rounds"], (0,), state=algorithm.init(task, (0,), start),
-            evaluate=position, name=run["run"], progress=False,
+            evaluation=Evaluation(measure=position), name=run["run"], progress=False,
         )  # fmt: skip
         frames.append(history.frame)
     return Outcome(pd.concat(frames, ignore_index=True), {}, {})
@@ -323,18 +275,12 @@ def factor(job: Job[Factor]) -> Outcome:
         for seed in job.seeds:
             q = process.weights(seed, s["warmup_rounds"], s["warmup_rounds"] + s["rounds"])
             for P in s["intervals"]:
-                means = _means(q, P)
-                spread = np.abs(means - 1 / process.N)
+                means = theory.interval_means(q, P)
                 row = dict(run=run["run"], seed=seed, interval=P, split="participation")
-                rows.append(row | dict(metric="factor", value=(spread.sum(1) ** 2).mean()))
-                squares = process.N * (spread**2).sum(1)
+                rows.append(row | dict(metric="factor", value=theory.factor(means).mean()))
+                squares = theory.variance_bound(1.0, means)
                 rows.append(row | dict(metric="squares", value=squares.mean()))
     return Outcome(pd.DataFrame(rows), {}, {})
-
-
-def _means(q: np.ndarray, P: int) -> np.ndarray:
-    whole = len(q) // P
-    return q[: whole * P].reshape(whole, P, -1).mean(1)
 
 
 @alike("seeds", "runs", unless=_unequal_cohorts)
@@ -368,7 +314,7 @@ def heterogeneity(job: Job[Heterogeneity]) -> Outcome:
                 row | dict(metric="identity gap", value=gap.max()),
             ]
             for P in s["intervals"]:
-                delta2 = np.asarray(theory.delta2(K, _means(q, P)))
+                delta2 = np.asarray(theory.delta2(K, theory.interval_means(q, P)))
                 rows.append(row | dict(interval=P, metric="delta2", value=delta2.mean()))
                 rows.append(row | dict(interval=P, metric="delta2 max", value=delta2.max()))
     return Outcome(pd.DataFrame(rows), {}, hashes)
@@ -390,7 +336,7 @@ def speedup(job: Job[Speedup]) -> Outcome:
         samples = np.tile(stream(0, "speedup").standard_normal((size, 2)), (clients, 1))
         parts = list(np.arange(size * clients).reshape(clients, size))
         data = FederatedDataset.build(samples, None, parts)
-        task = Task(models.location(2), data, "half_square")
+        task = Task(location(2), data, "half_square")
         for cohort in tqdm(s["cohorts"], desc=run["run"], disable=not job.progress):
             process = Full(clients) if cohort == clients else Independent(clients, cohort)
             error = _stationary_error(job, task, FedAvg(process, s["lr"], batch_size=1))
@@ -408,7 +354,7 @@ def _stationary_error(job: Job[Speedup], task: Task, algorithm: FedAvg) -> list[
 
     simulate(
         algorithm, task, job.settings["rounds"], job.seeds,
-        evaluate=lambda state, task: {}, callbacks=[keep], progress=False,
+        evaluation=Evaluation(splits=()), callbacks=[keep], progress=False,
     )  # fmt: skip
     return torch.stack(squares)[len(squares) // 2 :].mean(0).tolist()
 

@@ -11,23 +11,13 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from fedlib.engine import models
-from fedlib.engine.data import FederatedDataset
 from fedlib.engine.draws import upload
+from fedlib.engine.evaluation import Evaluation
 from fedlib.engine.simulation import History, simulate
 from fedlib.engine.tasks import Task
 from fedlib.errors import FedlibError, unknown
 from fedlib.lab import trials
-from fedlib.lab.job import (
-    Job,
-    Outcome,
-    alike,
-    apart,
-    check_width,
-    checkpoint_file,
-    joined,
-    off_cycle,
-)
+from fedlib.lab.job import Job, Outcome, alike, apart, checkpoint, joined, off_cycle
 from fedlib.lab.studies.personalization_people import (
     Judges,
     People,
@@ -35,27 +25,11 @@ from fedlib.lab.studies.personalization_people import (
     check_people,
     people,
 )
-from fedlib.papers.personalization import (
-    APFL,
-    Ditto,
-    LocalizedFedAvg,
-    LocalOnly,
-    Oracle,
-    PartialFedAvg,
-    PerFedAvg,
-    PFedMe,
-    others,
-    weights,
-)
+from fedlib.lab.studies.shared import build_task, check_model, side_by_side
+from fedlib.papers.personalization import masks, others, weights
 from fedlib.papers.personalization.algorithm import PERM, VISITS, Mixing, ShuffledSGD, State
 from fedlib.papers.personalization.discrepancy import estimate, halves
 from fedlib.schema import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
-
-MODELS = {
-    "softmax": models.softmax,
-    "mlp": models.mlp,
-    "small_cnn": lambda channels, side, classes: models.small_cnn((channels, side, side), classes),
-}
 
 
 class Serving(People):
@@ -140,11 +114,7 @@ def serving(job: Job[Serving]) -> Outcome:
     """
     check_runs(job.settings)
     s, frames, diverged, made = job.settings, {}, {}, {}
-    together: dict[str, list[Serving]] = {}
-    for run in s["runs"]:
-        rest = {k: v for k, v in run.items() if k not in ALONE}
-        together.setdefault(repr(sorted(rest.items())), []).append({**s, **run})
-    for runs in together.values():
+    for runs in side_by_side(s, ALONE):
         key = repr([runs[0].get(name) for name in People.__annotations__])
         if key not in made:
             made[key] = people(runs[0], job.seeds)
@@ -175,7 +145,7 @@ def check_runs(s: Serving) -> None:
         if missing := [key for key in ASKS.get(own["method"], []) if key not in own]:
             needs = " and ".join(missing)
             raise FedlibError(f"{told} the method '{own['method']}' needs {needs}. Set it.")
-        check_model(own)
+        check_model(own["model"], (own["features"],) if own["split"] == "halves" else None)
         if own.get("visits", VISITS[0]) not in VISITS:
             raise unknown("kind of visits", own["visits"], VISITS)
         if own.get("mixing", 0) > 1:
@@ -193,24 +163,6 @@ def check_runs(s: Serving) -> None:
             )
 
 
-def check_model(s: Serving) -> None:
-    """Refuse a model that is unknown, or has not the sizes that its name asks for."""
-    name, *sizes = s["model"] or [""]
-    if name not in MODELS:
-        raise unknown("model", name, MODELS)
-    asked = {"softmax": 2, "small_cnn": 3}.get(name, max(2, len(sizes)))
-    if len(sizes) != asked or not all(isinstance(size, int) for size in sizes):
-        raise FedlibError(
-            f"model is {s['model']}. Expected ['softmax', features, classes], ['mlp', features, "
-            "hidden units ..., classes] or ['small_cnn', channels, side, classes]."
-        )
-    if s["split"] == "halves" and (name == "small_cnn" or sizes[0] != s["features"]):
-        raise FedlibError(
-            f"model is {s['model']}, and clients have {s['features']} features. Give the model as "
-            "many: --set features=... and --set 'model=[...]' go together."
-        )
-
-
 def bill(frame: pd.DataFrame) -> pd.DataFrame:
     """Return what each seed of a run has spent at its end, as rows of the split ``spent``."""
     own = frame[(frame["split"] == "test") & (frame["metric"] == "loss")]
@@ -219,28 +171,14 @@ def bill(frame: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(told).assign(split="spent")
 
 
-def build_task(s: Serving, population: Population, device: str = "cpu") -> Task:
-    """Return the task of a population, with a split for each seed."""
-    check_width(s["model"], population.x)
-    name, *sizes = s["model"]
-    if name not in MODELS:
-        raise unknown("model", name, MODELS)
-    split = population.train
-    data = FederatedDataset.build(
-        population.x, population.y, next(iter(split.values())), device=device
-    ).with_splits(split)
-    return Task(MODELS[name](*sizes), data, l2=s.get("l2", 0.0))
-
-
 def _served(
     job: Job[Serving], runs: list[Serving], population: Population
 ) -> tuple[History, pd.DataFrame | None]:
     """Carry out runs that differ in their rates; also return the final weights of the first."""
     s, every = runs[0], job.seeds * len(runs)
-    if s["method"] not in METHODS:
-        raise unknown("method", s["method"], METHODS)
     lr = tuple(run["lr"] for run in runs for _ in job.seeds)
-    task, look = build_task(s, population, job.device), Looks(population, every)
+    task = build_task(s, population.train, job.device, population.x, population.y)
+    look = Looks(population, every)
     looks, x = off_cycle(s["rounds"], s["looks"], task.N), task.init(job.seeds)
     sizes = np.array([len(part) for part in population.train[job.seeds[0]]])
     x, frames, lost = x.repeat(len(runs), 1), [], {}
@@ -252,15 +190,15 @@ def _served(
             state = replace(state, A=_mixing(s).weights(found, state.A))
         part = simulate(
             algorithm, task, stop - start, every, state=state,
-            evaluate_at=[t - start for t in looks if start < t < stop],
-            evaluate=look.of(algorithm), name=[run["run"] for run in runs for _ in job.seeds],
-            progress=job.progress, checkpoint_every=50, until=job.until,
-            checkpoint=checkpoint_file(job, f"{s['run']} {method}"),
+            evaluation=Evaluation(
+                at=[t - start for t in looks if start < t < stop], measure=look.of(algorithm)
+            ),
+            name=[run["run"] for run in runs for _ in job.seeds], progress=job.progress,
+            checkpoint=checkpoint(job, f"{s['run']} {method}", 50),
         )  # fmt: skip
         frames.append(_dated(part.frame, algorithm, start, s["local_steps"], sizes))
-        for name, seeds in part.diverged.items():
-            late = {seed: t + start for seed, t in seeds.items()}
-            lost[name] = late | lost.get(name, {})  # the first time counts
+        late = {run: t + start for run, t in part.diverged.items()}
+        lost = late | lost  # the first time counts
         x = part.state.x
     history = History(pd.concat(frames, ignore_index=True), part.state, lost)
     return history, _final(part.state, population, job.seeds[0], s["rounds"])
@@ -375,17 +313,17 @@ TRIALS: dict[str, trials.Trial] = {
     "ShuffledSGD, visits as printed": _with(ShuffledSGD((0.02, 0.03), 2, None, "printed", 3.0)),
     "PERM": _with(PERM(0.05, 2, 4)),
     "PERM, weights by steps": _with(PERM(0.05, 2, 4, mixing=BY_STEPS, global_batch=6)),
-    "LocalizedFedAvg": _with(LocalizedFedAvg(0.05, 2, 4), "small_cnn"),
-    "PerFedAvg": _with(PerFedAvg((0.05, 0.1), 2, 4)),
-    "PerFedAvg, hessian-free": _with(PerFedAvg(0.05, 2, 4, (0.1, 0.2), "hessian-free")),
-    "PFedMe": _with(PFedMe(0.01, 2, 4, inner_steps=3)),
-    "Ditto": _with(Ditto(0.05, 2, 4)),
-    "APFL": _with(APFL(0.05, 2, None)),
-    "APFL, adaptive": _with(APFL(0.05, 2, 4, (0.3, 0.6), True)),
-    "LocalOnly": _with(LocalOnly(0.05, 2, 4)),
-    "Oracle": _with(Oracle(0.05, 2, 4, (0, 1, 1, 0))),
-    "PartialFedAvg": _with(PartialFedAvg(0.05, 2, 4, (1.0, 0.5, 0.5, 0.25))),
+    "LocalizedFedAvg": _with(others.LocalizedFedAvg(0.05, 2, 4), "small_cnn"),
+    "PerFedAvg": _with(others.PerFedAvg((0.05, 0.1), 2, 4)),
+    "PerFedAvg, hessian-free": _with(others.PerFedAvg(0.05, 2, 4, (0.1, 0.2), "hessian-free")),
+    "PFedMe": _with(others.PFedMe(0.01, 2, 4, inner_steps=3)),
+    "Ditto": _with(others.Ditto(0.05, 2, 4)),
+    "APFL": _with(others.APFL(0.05, 2, None)),
+    "APFL, adaptive": _with(others.APFL(0.05, 2, 4, (0.3, 0.6), True)),
+    "LocalOnly": _with(others.LocalOnly(0.05, 2, 4)),
+    "Oracle": _with(others.Oracle(0.05, 2, 4, (0, 1, 1, 0))),
+    "PartialFedAvg": _with(masks.PartialFedAvg(0.05, 2, 4, (1.0, 0.5, 0.5, 0.25))),
     "PartialFedAvg, random, of inputs": _with(
-        PartialFedAvg((0.05, 0.1), 2, None, (1.0, 0.5, 0.5, 0.25), "random"), "softmax"
+        masks.PartialFedAvg((0.05, 0.1), 2, None, (1.0, 0.5, 0.5, 0.25), "random"), "softmax"
     ),
 }

@@ -22,6 +22,7 @@ from fedlib.engine.rng import stream
 from fedlib.engine.tasks import Task
 from fedlib.errors import FedlibError, unknown
 from fedlib.lab.job import Settings
+from fedlib.lab.studies.shared import pooled
 from fedlib.schema import NonNegativeFloat, PositiveFloat, PositiveInt
 
 SPLITS = ("halves", "random", "classes", "owners")
@@ -75,13 +76,7 @@ def people(s: People, seeds: Sequence[int]) -> Population:
     if s["split"] == "halves":
         return _two_halves(s, seeds)
     held = datasets.load(s["dataset"], progress=False)
-    x = torch.from_numpy(np.concatenate([held.train_x, held.test_x]))
-    if s.get("pool", 1) > 1 and (x.dim() < 4 or s["pool"] > min(x.shape[2:])):
-        raise FedlibError(
-            f"pool = {s['pool']} pixels a side, and samples of '{s['dataset']}' are "
-            f"{[*x.shape[1:]]}. Take at most the side of an image."
-        )
-    x = torch.nn.functional.avg_pool2d(x, s["pool"]) if s.get("pool", 1) > 1 else x
+    x = pooled(np.concatenate([held.train_x, held.test_x]), s.get("pool", 1))
     y = np.concatenate([held.train_y, held.test_y])
     dealt = {seed: _deal(held, s, seed) for seed in seeds}
     used = {**held.hashes, "as used": datasets.fingerprint(x, y)}

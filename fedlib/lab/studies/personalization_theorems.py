@@ -294,41 +294,25 @@ def _models(s: Models, p: Problem, seed: int, R: int) -> dict[str, float]:
 
 def single_loop(job: Job[SingleLoop]) -> Outcome:
     """Measure how far models are from the best after R epochs, when the weights are learned too."""
-    return _study(job, lambda s, *what: (_single if s["stages"] == 1 else _two)(s, *what))
+    return _study(job, _loop)
 
 
-def _single(s: SingleLoop, p: Problem, seed: int, R: int) -> dict[str, float]:
-    c, (N, d), copies = constants(s), p.centres.shape, s["copies"]
-    draw = gaussian(
-        stream(seed, "global", R), (copies, N, d), s["global_noise"] / s["global_batch"]
-    )
-    visit = gaussian(stream(seed, "visits", R), (copies, N, d), s["noise"])
-    w, v, A = np.zeros((copies, d)), np.zeros((copies, N, d)), np.full((copies, N, N), 1 / N)
-    lr, gamma, visits = (
-        theory.visit_rate_single(c, R), theory.global_rate(c, R), orders(seed, N, "random")
-    )  # fmt: skip
-    for _ in range(R):
-        v = epoch(p, v, A, next(visits), lr, s["local_steps"], visit)
-        w = local_sgd(p, w, 1, 1, gamma, draw)
-        A = p.weights(w)
-    return _reached(p, v, A, c)
-
-
-def _two(s: SingleLoop, p: Problem, seed: int, R: int) -> dict[str, float]:
+def _loop(s: SingleLoop, p: Problem, seed: int, R: int) -> dict[str, float]:
     c, (N, d), K, copies = constants(s), p.centres.shape, s["local_steps"], s["copies"]
-    draw = gaussian(
-        stream(seed, "global", R), (copies, N, d), s["global_noise"] / s["global_batch"]
-    )
+    variance = s["global_noise"] / s["global_batch"]
+    draw = gaussian(stream(seed, "global", R), (copies, N, d), variance)
     visit = gaussian(stream(seed, "visits", R), (copies, N, d), s["noise"])
-    A = p.weights(local_sgd(p, np.zeros((copies, d)), R, K, theory.local_rate(c, R), draw))
-    v, lr, visits = np.zeros((copies, N, d)), theory.visit_rate(c, R), orders(seed, N, "random")
+    w, v, visits = np.zeros((copies, d)), np.zeros((copies, N, d)), orders(seed, N, "random")
+    if s["stages"] == 2:
+        A = p.weights(local_sgd(p, w, R, K, theory.local_rate(c, R), draw))
+        lr = theory.visit_rate(c, R)
+    else:
+        A, lr = np.full((copies, N, N), 1 / N), theory.visit_rate_single(c, R)
     for _ in range(R):
         v = epoch(p, v, A, next(visits), lr, K, visit)
-    return _reached(p, v, A, c)
-
-
-def _reached(p: Problem, v: np.ndarray, A: np.ndarray, c: Constants) -> dict[str, float]:
-    """Return how far models and weights are from the best ones."""
+        if s["stages"] == 1:
+            w = local_sgd(p, w, 1, 1, theory.global_rate(c, R), draw)
+            A = p.weights(w)
     best = p.weights(p.optimum())
     excess = p.excess(best, closing(p, v, A, c.L)).mean()
     off = ((A - best) ** 2).sum(-1).mean()

@@ -13,20 +13,14 @@ from tqdm.auto import tqdm
 from fedlib import datasets
 from fedlib.datasets import partition
 from fedlib.engine import models
+from fedlib.engine.checkpoint import Checkpoint
+from fedlib.engine.evaluation import Evaluation
 from fedlib.engine.rng import stream
 from fedlib.engine.simulation import simulate
-from fedlib.errors import FedlibError, unknown
+from fedlib.errors import unknown
 from fedlib.lab import trials
-from fedlib.lab.job import (
-    Job,
-    Outcome,
-    Settings,
-    alike,
-    apart,
-    check_pool,
-    checkpoint_file,
-    joined,
-)
+from fedlib.lab.job import Job, Outcome, Settings, alike, apart, checkpoint, joined
+from fedlib.lab.studies.shared import FITTED, pooled, side_by_side
 from fedlib.papers.tiers import theory
 from fedlib.papers.tiers.algorithm import TDCD
 from fedlib.papers.tiers.asynchronous import AsyncTDCD, HubRound
@@ -97,10 +91,8 @@ def build_task(
     """Load the data; split columns over the silos, and rows over clients, anew for each seed."""
     held = datasets.load(s["dataset"], progress=False)
     keep = s.get("samples") or len(held.train_y)
-    check_pool(s.get("pool", 1), held.train_x)
-    if not s["model"]:
-        raise FedlibError("model is empty. Expected a name and sizes, such as ['mlp', 32, 10].")
-    cut = [_cut(s, _pooled(x, s.get("pool", 1))) for x in (held.train_x[:keep], held.test_x)]
+    small = (pooled(x, s.get("pool", 1)).numpy() for x in (held.train_x[:keep], held.test_x))
+    cut = [_cut(s, x) for x in small]
     clients = [s["clients"]] * len(cut[0])
     rows = {seed: partition.grid(keep, clients, seed, s["aligned"]) for seed in seeds}
     task = TieredTask(
@@ -109,10 +101,6 @@ def build_task(
     )  # fmt: skip
     used = datasets.fingerprint(*cut[0], held.train_y[:keep], *cut[1], held.test_y)
     return task, {**held.hashes, "as used": used}
-
-
-def _pooled(x: np.ndarray, size: int | list[int]) -> np.ndarray:
-    return x if size == 1 else torch.nn.functional.avg_pool2d(torch.from_numpy(x), size).numpy()
 
 
 def _cut(s: Split, x: np.ndarray) -> list[np.ndarray]:
@@ -131,24 +119,10 @@ def _cut(s: Split, x: np.ndarray) -> list[np.ndarray]:
 
 def build_models(s: Split, features: list[np.ndarray]) -> list[models.Model]:
     """Return one model a silo; silos with features of the same shape share one object."""
-    name, *sizes = s["model"]
-    made: dict[tuple[int, ...], models.Model] = {}
-    for x in features:
-        shape = x.shape[1:]
-        if shape in made:
-            continue
-        if name == "mlp":
-            made[shape] = models.mlp(int(np.prod(shape)), *sizes)
-        elif name == "small_cnn":
-            made[shape] = models.small_cnn(shape, *sizes)
-        elif name == "normed_cnn":
-            made[shape] = models.normed_cnn(shape, *sizes)
-        elif name == "lstm":
-            made[shape] = models.lstm(shape[-1], *sizes)
-        elif name == "resnet18":
-            made[shape] = models.resnet18(shape, *sizes)
-        else:
-            raise unknown("model", name, ["mlp", "small_cnn", "normed_cnn", "lstm", "resnet18"])
+    name, *sizes = s["model"] or [""]
+    if name not in FITTED:
+        raise unknown("model", name, FITTED)
+    made = {shape: FITTED[name](shape, *sizes) for shape in {x.shape[1:] for x in features}}
     return [made[x.shape[1:]] for x in features]
 
 
@@ -161,19 +135,15 @@ def sweep(job: Job[Sweep]) -> Outcome:
     """
     s, frames, diverged = job.settings, {}, {}
     tasks: dict[str, TieredTask] = {}
-    together: dict[str, list[dict]] = {}
-    for run in s["runs"]:
-        rest = {k: v for k, v in run.items() if k not in ("run", "lr")}
-        together.setdefault(repr(sorted(rest.items())), []).append(run)
-    for runs in together.values():
-        own, names = {**s, **runs[0]}, [run["run"] for run in runs]
+    for runs in side_by_side(s, ("run", "lr")):
+        own, names = runs[0], [run["run"] for run in runs]
         if "crowd" in own:
             own["clients"] = {"few": min, "many": max}[own["crowd"]](own["clients_grid"])
         key = repr([own.get("silos"), own["clients"], own["model"]])
         if key not in tasks:
             tasks[key], hashes = build_task(own, job.seeds, job.device)
         task = tasks[key]
-        rates, seeds = [{**s, **run}["lr"] for run in runs], job.seeds * len(runs)
+        rates, seeds = [run["lr"] for run in runs], job.seeds * len(runs)
         lr = tuple(rate for rate in rates for _ in job.seeds) if len(runs) > 1 else rates[0]
         rounds = s["steps"] // own["Q"]
         start = task.init(job.seeds).repeat(len(runs), 1)
@@ -184,14 +154,12 @@ def sweep(job: Job[Sweep]) -> Outcome:
             rounds,
             seeds,
             state=algorithm.init(task, seeds, start),
-            evaluate_at=looks(rounds, s["looks"]),
-            splits=("train", "test"),
-            limit=s["evaluate_on"],
+            evaluation=Evaluation(
+                at=looks(rounds, s["looks"]), splits=("train", "test"), limit=s["evaluate_on"]
+            ),
             name=[name for name in names for _ in job.seeds],
             progress=job.progress,
-            checkpoint=checkpoint_file(job, names[0]),
-            checkpoint_every=max(1, 300 // own["Q"]),
-            until=job.until,
+            checkpoint=checkpoint(job, names[0], max(1, 300 // own["Q"])),
         )
         found, lost = apart(history, names, len(job.seeds))
         for name, rate in zip(names, rates, strict=True):
@@ -291,10 +259,12 @@ def waiting(job: Job[Waiting]) -> Outcome:
         )
         kept: list[HubRound] = []
         history = simulate(
-            algorithm, task, s["ticks"], job.seeds, evaluate_every=s["evaluate_every"],
-            splits=("train", "test"), limit=s["evaluate_on"], name=run["run"],
+            algorithm, task, s["ticks"], job.seeds,
+            evaluation=Evaluation(
+                s["evaluate_every"], splits=("train", "test"), limit=s["evaluate_on"]
+            ),
             callbacks=[lambda _, metrics, kept=kept: kept.extend(metrics["hub_rounds"])],
-            progress=job.progress, until=job.until,
+            name=run["run"], progress=job.progress, checkpoint=Checkpoint(until=job.until),
         )  # fmt: skip
         frames.append(history.frame)
         for seed in job.seeds:

@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 from scipy import sparse
 from scipy.optimize import minimize
-from scipy.stats import rankdata
+from sklearn.metrics import roc_auc_score
 from tqdm.auto import tqdm
 
 from fedlib import datasets
@@ -440,15 +440,8 @@ def judged(loss: str, z: np.ndarray, y: np.ndarray) -> Iterator[tuple[str, float
         yield "RMSE", float(np.sqrt(np.mean((z - y) ** 2)))
         return
     yield "accuracy", float(np.mean(np.where(z > 0, 1.0, -1.0) == y))
-    yield "AUC", auc(z, y)
+    yield "AUC", float(roc_auc_score(y > 0, z)) if np.isfinite(z).all() else float("nan")
     yield "log-loss", float(np.mean(np.logaddexp(0.0, -y * z)))
-
-
-def auc(z: np.ndarray, y: np.ndarray) -> float:
-    """Return how often a positive row has the higher score than a negative one, ties half."""
-    positive, ranks = y > 0, rankdata(z)
-    a, b = positive.sum(), (~positive).sum()
-    return float((ranks[positive].sum() - a * (a + 1) / 2) / (a * b)) if a and b else float("nan")
 
 
 # --- speed-up -------------------------------------------------------------------------------------

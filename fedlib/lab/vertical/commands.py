@@ -1,4 +1,4 @@
-"""What the chapter adds to the command line: ``fedlib vertical``."""
+"""VFB²: parties that hold columns, as processes."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(help="VFB²: parties that hold columns, as processes.", no_args_is_help=True)
+app = typer.Typer()
 
 
 @app.callback()
-def _group() -> None:
-    """Parties that hold columns (VFB²), as processes."""
+def _group() -> None:  # a single command would be no group
+    pass
 
 
 @app.command()

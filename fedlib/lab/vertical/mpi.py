@@ -31,8 +31,7 @@ from fedlib.engine.checks import check_whole_number
 from fedlib.errors import FedlibError
 from fedlib.papers.vertical.problem import Problem
 from fedlib.papers.vertical.runs import Row
-from fedlib.papers.vertical.setup import at_least, checked_setup
-from fedlib.population.delays import Deterministic
+from fedlib.papers.vertical.setup import Setup, at_least
 
 INSTALL = (
     "Install mpi4py and an MPI: pip install 'fedlib[vertical]', or pip install mpi4py mpich. The "
@@ -113,8 +112,8 @@ def run_parties(
     """
     check_whole_number("epochs", epochs)
     at_least("patience", patience, 1)
-    setup = checked_setup(problem, method, lr, active, threads, 1.0, Deterministic(0.0), None, True,
-                          table, 0.0, True, seed, None, epochs * problem.n, False)  # fmt: skip
+    steps = epochs * problem.n
+    setup = Setup(problem, method, lr, active, threads, table=table, seed=seed, steps=steps)
     if problem.q < 2:
         raise FedlibError("Processes need two parties or more; one party needs no messages.")
     if method == "saga" and setup.table == "full" and 8 * problem.n * problem.d > _TABLE:

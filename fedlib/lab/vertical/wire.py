@@ -20,7 +20,6 @@ import threading
 import time
 import traceback
 from collections.abc import Generator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,6 @@ from scipy import sparse
 
 from fedlib.engine.rng import stream
 from fedlib.errors import FedlibError
-from fedlib.papers.vertical.algorithm import Party
 from fedlib.papers.vertical.problem import Problem, theta
 from fedlib.papers.vertical.secure import ModularMasks, log_depth, seats, sends
 from fedlib.papers.vertical.setup import Setup
@@ -43,19 +41,70 @@ BITS = 40  # after the point: scores add up to less than 8 million, exact to 5e-
 PAUSE = 5e-5  # seconds, when there is nothing to do
 
 
-class Block(Party):
-    """A party's block, which several threads read and write."""
+class Block:
+    """A party's columns, its block of ``w``, and what its estimator remembers.
+
+    Several threads read and write it. Writes take turns; what was read before may be out of date by
+    then.
+    """
 
     def __init__(self, setup: Setup) -> None:
-        super().__init__(setup, 0)
-        self.turn, self.curve, self.n = threading.Lock(), [], setup.problem.n
+        self.setup, self.x = setup, setup.problem.x  # (x_i)_l, [n, d_l]
+        self.penalty_gradient = setup.problem.penalty_gradient
+        self.w, self.version, self.n = np.zeros(setup.problem.d), 0, setup.problem.n
+        self.turn, self.curve = threading.Lock(), []
+
+    def row(self, i: int) -> np.ndarray:
+        """Return ``(x_i)_l``, ``[d_l]``."""
+        if not sparse.issparse(self.x):
+            return self.x[i]
+        here, row = slice(*self.x.indptr[i : i + 2]), np.zeros(len(self.w))
+        row[self.x.indices[here]] = self.x.data[here]
+        return row
+
+    def score(self, i: int) -> float:
+        """Return the local score ``w_lᵀ(x_i)_l``."""
+        return float(self.row(i) @ self.w)
+
+    def gradient(self, theta: float, i: int, w: np.ndarray) -> np.ndarray:
+        """Return ``u = ϑ (x_i)_l + λ ∇g(w)`` at a block ``w`` that was read."""
+        return theta * self.row(i) + self.penalty_gradient(w)
+
+    def estimate(self, theta: float, i: int, w: np.ndarray) -> np.ndarray:
+        """Return the estimator ``ṽ`` at a block ``w`` that was read, ``[d_l]``."""
+        u = self.gradient(theta, i, w)
+        if self.setup.method == "sgd":  # Algorithms 2, 3
+            return u
+        if self.setup.method == "svrg":  # Algorithms 4, 5
+            return u - self.gradient(self.theta[i], i, self.w_s) + self.full
+        if self.setup.table == "full":  # Algorithms 6, 7
+            return u - self.table[i] + self.mean
+        return u - self.theta[i] * self.row(i) + self.mean  # λ∇g(w) is exact, not remembered
 
     def write(self, v: np.ndarray, theta: float, i: int, w: np.ndarray) -> None:
-        """Write in turn; what was read before may be out of date by then."""
+        """Add ``-γ ṽ`` to whatever the block is by now; with SAGA remember ``u`` in its place."""
         with self.turn:
-            super().write(v, theta, i, w)  # makes a new array: what others read stays as it is
+            self.w = self.w - self.setup.lr * v  # a new array: what others read stays as it is
+            self.version += 1
+            if self.setup.method == "saga" and self.setup.table == "full":
+                u = self.gradient(theta, i, w)
+                self.mean = self.mean + (u - self.table[i]) / self.n
+                self.table[i] = u
+            elif self.setup.method == "saga":
+                self.mean = self.mean + (theta - self.theta[i]) / self.n * self.row(i)
+                self.theta[i] = theta
             if self.version % self.n == 0:
                 self.curve.append((time.time(), self.w))
+
+    def receive(self, theta: np.ndarray) -> None:
+        """Take in ϑ of all n samples at the present ``w``: SVRG's snapshot, SAGA's first table."""
+        self.theta, self.w_s = theta.copy(), self.w.copy()
+        self.mean = self.x.T @ theta / self.n
+        self.full = self.mean + self.penalty_gradient(self.w)
+        if self.setup.method == "saga" and self.setup.table == "full":
+            dense = self.x.toarray() if sparse.issparse(self.x) else self.x
+            self.table = theta[:, None] * dense + self.penalty_gradient(self.w)
+            self.mean = self.table.mean(0)
 
 
 class Process:
@@ -278,10 +327,8 @@ def _setup(job: dict[str, Any], held: dict[str, np.ndarray]) -> Setup:
     else:
         x = held["x"]
     blocks = (np.arange(x.shape[1]),)
-    problem = Problem(x, np.ones(job["n"]), blocks, job["loss"], job["lam"],
-                      job["regulariser"])  # fmt: skip
-    bare = Setup(problem, job["method"], job["lr"], (0,), job["threads"], np.ones(1), [])
-    return replace(bare, table=job["table"])
+    problem = Problem(x, np.ones(job["n"]), blocks, job["loss"], job["lam"], job["regulariser"])
+    return Setup(problem, job["method"], job["lr"], table=job["table"])
 
 
 def _places(q: int, root: int, me: int) -> dict[int, tuple[int | None, int]]:

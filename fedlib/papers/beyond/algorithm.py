@@ -24,7 +24,7 @@ from fedlib.papers.hierarchy import algorithm
 from fedlib.papers.hierarchy.algorithm import Drawn, HierarchicalSGD
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class State(algorithm.State):
     """What a checkpoint holds: that of hierarchical SGD, and what the amplification remembers.
 
@@ -36,7 +36,7 @@ class State(algorithm.State):
         The round in which the current interval began.
     """
 
-    u: Tensor | None = None
+    u: Tensor
     t0: int = 0
 
 
@@ -71,8 +71,8 @@ class AmplifiedHierarchicalSGD(HierarchicalSGD):
         state = super().init(task, seeds, x)
         return State(**vars(state), u=torch.zeros_like(state.x))
 
-    def round(
-        self, state: State, task: Task, drawn: Drawn | None = None
+    def round(  # type: ignore[override]  # its state is of its own kind
+        self, state: State, task: Task, drawn: Drawn[Tensor] | None = None
     ) -> tuple[State, dict[str, Any]]:
         """Run one round of every run that still goes on, and amplify at the end of an interval.
 

@@ -13,14 +13,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 from torch import Tensor
 
 from fedlib.engine.checks import check_models, check_whole_number, checked_seeds
 from fedlib.engine.data import Reading
-from fedlib.engine.draws import ON_HOST, draw_one
+from fedlib.engine.draws import ON_HOST, Array, draw_one
 from fedlib.engine.local import local_sgd
 from fedlib.engine.mixing import average
 from fedlib.engine.sweeps import column
@@ -61,8 +61,11 @@ class State:
     t: int = 0
 
 
+S = TypeVar("S", bound=State)
+
+
 @dataclass(frozen=True)
-class Stretch:
+class Stretch(Generic[Array]):
     """Local iterations that the same groups take together.
 
     Attributes
@@ -73,12 +76,12 @@ class Stretch:
         Their joined minibatches, one a row and iteration.
     """
 
-    rows: np.ndarray
-    reading: Reading
+    rows: Array
+    reading: Reading[Array]
 
 
 @dataclass(frozen=True)
-class Drawn:
+class Drawn(Generic[Array]):
     """What chance decides in a round.
 
     Attributes
@@ -97,9 +100,9 @@ class Drawn:
         As in :class:`State`, after the round.
     """
 
-    stretches: list[Stretch]
-    going: np.ndarray
-    q: np.ndarray
+    stretches: list[Stretch[Array]]
+    going: Array
+    q: Array
     counts: np.ndarray = field(metadata=ON_HOST)
     noted: np.ndarray = field(metadata=ON_HOST)
     clock: np.ndarray = field(metadata=ON_HOST)
@@ -149,7 +152,7 @@ class HierarchicalSGD:
     merge: str = "normalised"
     grow: float | tuple[float, ...] = 0.0
 
-    per_run: ClassVar = ("lr", "sync", "grow")
+    per_run: ClassVar[tuple[str, ...]] = ("lr", "sync", "grow")
 
     def __post_init__(self) -> None:
         check_settings(self, counts=())
@@ -191,7 +194,7 @@ class HierarchicalSGD:
         """Return how many rounds the longest run has."""
         return max(len(line.end) for line in self.timelines(seeds))
 
-    def draws(self, state: State, task: Task) -> Iterator[Drawn]:
+    def draws(self, state: State, task: Task) -> Iterator[Drawn[np.ndarray]]:
         """Draw the next rounds on the host: when groups stop, and which samples they read."""
         lines, cursor = self.timelines(state.seeds), state.cursor
         for t in itertools.count(state.t):
@@ -219,8 +222,8 @@ class HierarchicalSGD:
         return counts, other, np.array([line.end[min(t, len(line.end) - 1)] for line in lines])
 
     def round(
-        self, state: State, task: Task, drawn: Drawn | None = None
-    ) -> tuple[State, dict[str, Any]]:
+        self, state: S, task: Task, drawn: Drawn[Tensor] | None = None
+    ) -> tuple[S, dict[str, Any]]:
         """Run one round of every run that still goes on.
 
         Returns
@@ -242,12 +245,10 @@ class HierarchicalSGD:
         return after, {"counts": drawn.counts, "idle": drawn.noted}
 
 
-def descend(algorithm: HierarchicalSGD, task: Task, start: Tensor, drawn: Drawn) -> Tensor:
+def descend(algorithm: HierarchicalSGD, task: Task, start: Tensor, drawn: Drawn[Tensor]) -> Tensor:
     """Return the groups' models ``[R * G, P]`` after their local iterations from ``start``."""
-    y, rate = (
-        start.clone(),
-        column(algorithm.lr, start[:: len(algorithm.groups)], len(algorithm.groups)),
-    )
+    y, G = start.clone(), len(algorithm.groups)
+    rate = column(algorithm.lr, start[::G], G)
     for stretch in drawn.stretches:
         own, batches = stretch.rows, stretch.reading.batches(task.data.dtype)
         y[own] = local_sgd(task, y[own], batches, rate if isinstance(rate, float) else rate[own])
@@ -285,7 +286,7 @@ def read(
     counts: np.ndarray,
     cursor: np.ndarray,
     batch_size: int | None,
-) -> list[Stretch]:
+) -> list[Stretch[np.ndarray]]:
     """Draw the minibatches of a round, those of a group's clients joined, on the host.
 
     Rows that are still going on after ``n`` iterations take the next ones together, so nobody
@@ -298,20 +299,21 @@ def read(
     reading, _ = task.data.read(seeds, everyone, cursor, longest, batch_size)
     rows, weight = join(reading, groups, R)
     visits = reading.visits.reshape(longest, R, N, 3)[:, :, np.cumsum([0, *groups[:-1]])]
-    visits, stretches, last = visits.reshape(longest, -1, 3), [], 0
+    visits, last = visits.reshape(longest, -1, 3), 0
+    stretches: list[Stretch[np.ndarray]] = []
     for stop in np.unique(counts[counts > 0]):
         own = np.flatnonzero(counts >= stop)
         some = np.s_[last:stop, own]
         part = rows[own] if rows.ndim == 2 else rows[some]
         of_rows = None if weight is None else weight[own]
-        full = bool(weight is None or (of_rows > 0).all())
+        full = bool(of_rows is None or (of_rows > 0).all())
         stretches.append(Stretch(own, Reading(part, of_rows, None, visits[some], not full)))
         last = int(stop)
     return stretches
 
 
 def join(
-    reading: Reading, groups: Sequence[int], runs: int
+    reading: Reading[np.ndarray], groups: Sequence[int], runs: int
 ) -> tuple[np.ndarray, np.ndarray | None]:
     """Join the minibatches of each group's clients into one.
 
@@ -346,8 +348,7 @@ def join(
         weight[:, i, : size * B] = own[some].reshape(runs, -1) / size
         first += size
     plain = reading.weight is None and len(set(groups)) == 1
-    weight = None if plain else weight.reshape(runs * G, -1)
-    return joined.reshape(*lead, runs * G, -1), weight
+    return joined.reshape(*lead, runs * G, -1), None if plain else weight.reshape(runs * G, -1)
 
 
 def check_groups(groups: Any) -> None:

@@ -33,7 +33,7 @@ from fedlib.papers.hierarchy.clock import REACHED, Walk, check_clock
 from fedlib.population.delays import EventQueue, Law, each
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class State(algorithm.State):
     """What a checkpoint holds: that of hierarchical SGD, and where the groups began.
 
@@ -43,7 +43,7 @@ class State(algorithm.State):
         The models from which the groups now iterate, ``[R, G, P]``.
     """
 
-    held: Tensor | None = None
+    held: Tensor
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,9 @@ class AsyncHierarchicalSGD(HierarchicalSGD):
         state = super().init(task, seeds, x)
         return State(**vars(state), held=state.y.clone())
 
-    def timelines(self, seeds: Sequence[int]) -> list[Arrivals]:
+    def timelines(  # type: ignore[override]  # the clock and the state of its own kind
+        self, seeds: Sequence[int]
+    ) -> list[Arrivals]:
         """Return the merges of each run."""
         laws = each(self.local, len(self.groups), "group")
         return [
@@ -150,7 +152,9 @@ class AsyncHierarchicalSGD(HierarchicalSGD):
             for seed, S, grow in self.times(seeds)
         ]
 
-    def draws(self, state: State, task: Task) -> Iterator[Drawn]:
+    def draws(  # type: ignore[override]
+        self, state: State, task: Task
+    ) -> Iterator[Drawn[np.ndarray]]:
         """Draw the next merges on the host: who arrives, and which samples they have read."""
         lines, cursor = self.timelines(state.seeds), state.cursor
         for t in itertools.count(state.t):
@@ -160,8 +164,8 @@ class AsyncHierarchicalSGD(HierarchicalSGD):
             q = weights(self.merge, self.groups, counts) * (1.0 + stale) ** -self.decay
             yield Drawn(stretches, counts.ravel() > 0, q, counts, stale, clock, cursor)
 
-    def round(
-        self, state: State, task: Task, drawn: Drawn | None = None
+    def round(  # type: ignore[override]
+        self, state: State, task: Task, drawn: Drawn[Tensor] | None = None
     ) -> tuple[State, dict[str, Any]]:
         """Merge the groups that arrive next, in every run that still goes on.
 

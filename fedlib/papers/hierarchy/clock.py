@@ -93,7 +93,8 @@ def timeline(
     check_clock(sync, time, groups, server, grow)
     walks = [Walk(law, seed, "iteration", i, time) for i, law in enumerate(groups)]
     exchange = Walk(server, seed, "exchange", 0, time)
-    clock, counts, busy, end = 0.0, [], [], []
+    clock, counts, busy = 0.0, [], []
+    end: list[float] = []
     while clock < REACHED * time:
         u = len(end)
         S = min(grow * (u + 1), sync) if grow else sync

@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy import stats
 
 from fedlib.errors import FedlibError
 from fedlib.papers.bound import as_array
@@ -52,7 +51,7 @@ def laws(delays: Sequence[float], sizes: Sequence[int]) -> tuple[list[Law], Law]
         )
     d, b, e, f, d_g, b_g, e_g, f_g = map(float, delays)
     n = check_sizes(sizes)
-    groups = [ShiftedExponential(d * k + b, e * k + f) for k in n]
+    groups: list[Law] = [ShiftedExponential(d * k + b, e * k + f) for k in n]
     return groups, ShiftedExponential(d_g * len(n) + b_g, e_g * len(n) + f_g)
 
 
@@ -98,6 +97,8 @@ def survival(law: Law, sync: float) -> np.ndarray:
     FedlibError
         For a sync time that is negative or not finite, or iterations that take no time.
     """
+    from scipy import stats  # a quarter of the time of a start, and seldom wanted
+
     sync, (c, m) = _check_sync(sync), _parts(law)
     if c == m == 0 < sync:
         raise FedlibError("Iterations that take no time never fill a sync time. Give a delay > 0.")
@@ -106,7 +107,8 @@ def survival(law: Law, sync: float) -> np.ndarray:
         most = min(most, sync / m + 10 * math.sqrt(sync / m) + 40)
     n = np.arange(1, math.ceil(most) + 1)
     left = sync - n * c
-    n, left = (array[left > NEAR * sync] for array in (n, left))
+    enough = left > NEAR * sync
+    n, left = n[enough], left[enough]
     more = stats.poisson.sf(n - 1, left / m) if m else np.ones(len(n))
     return np.concatenate([[1.0], more[more > 0]])
 
@@ -158,6 +160,8 @@ def busy_survival(law: Law, sync: float, times: Any) -> np.ndarray:
     second is zero unless ``n > 0`` and ``a < b``. (The first n exponential times add up to a Gamma
     variable. No iteration at all, n = 0, ends before any S, also before ``S = 0``.)
     """
+    from scipy import stats
+
     y, (c, m) = as_array(times), _parts(law)
     most = len(survival(law, sync))  # iterations that can begin
     if not m:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedlib.engine.draws import ON_HOST, draw_one
+from fedlib.engine.draws import ON_HOST, Array, draw_one
 from fedlib.engine.sweeps import column
 from fedlib.engine.tasks import Task
 from fedlib.errors import FedlibError
@@ -24,7 +24,7 @@ from fedlib.papers.fedavg import Drawn, FedAvg, check_settings, movement, read, 
 from fedlib.population.participation import Full, Participation
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class State(fedavg.State):
     """What a checkpoint holds: that of FedAvg, and what the amplification remembers.
 
@@ -36,8 +36,8 @@ class State(fedavg.State):
         The round in which the current interval began.
     """
 
-    u: Tensor | None = None
-    t0: int = 0
+    u: Tensor
+    t0: int
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class GeneralizedFedAvg:
     local_steps: int = 1
     batch_size: int | None = None
 
-    per_run: ClassVar = ("lr", "amplify")
+    per_run: ClassVar[tuple[str, ...]] = ("lr", "amplify")
 
     def __post_init__(self) -> None:
         check_settings(self, ("lr", "amplify"), ("interval", "local_steps"))
@@ -75,14 +75,14 @@ class GeneralizedFedAvg:
     def init(self, task: Task, seeds: Sequence[int], x: Tensor | None = None, t: int = 0) -> State:
         """Return the state before round ``t``, from fresh models or from given ``x[R, P]``."""
         x, seeds, cursor = start(self, task, seeds, x)
-        return State(x, seeds, cursor, t, torch.zeros_like(x), t)
+        return State(x, seeds, cursor, t, u=torch.zeros_like(x), t0=t)
 
-    def draws(self, state: State, task: Task) -> Iterator[Drawn]:
+    def draws(self, state: State, task: Task) -> Iterator[Drawn[np.ndarray]]:
         """Draw the next rounds on the host: who takes part, and which samples they read."""
         return fedavg.draws(self, state, task)
 
     def round(
-        self, state: State, task: Task, drawn: Drawn | None = None
+        self, state: State, task: Task, drawn: Drawn[Tensor] | None = None
     ) -> tuple[State, dict[str, Any]]:
         """Run one round of every run: line 1 of the box, then lines 2 to 7."""
         drawn = drawn or draw_one(self, state, task)  # line 2
@@ -95,7 +95,7 @@ class GeneralizedFedAvg:
 
 
 @dataclass(frozen=True)
-class Everyone:
+class Everyone(Generic[Array]):
     """What chance decides in a round of waiting.
 
     Attributes
@@ -106,7 +106,7 @@ class Everyone:
         Minibatches each client has used after the round, ``[R, N]``.
     """
 
-    pieces: list[Drawn]
+    pieces: list[Drawn[Array]]
     cursor: np.ndarray = field(metadata=ON_HOST)
 
 
@@ -119,18 +119,20 @@ class WaitMinibatch(GeneralizedFedAvg):
     the baseline of the paper's experiments; its theory section waits with single gradients.
     """
 
-    def draws(self, state: State, task: Task) -> Iterator[Everyone]:
+    def draws(  # type: ignore[override]  # whoever waits draws everyone, or nobody
+        self, state: State, task: Task
+    ) -> Iterator[Everyone[np.ndarray]]:
         """Draw the next rounds on the host: nobody's samples, and everybody's in the last."""
         cursor, t0 = state.cursor, state.t0
         for t in itertools.count(state.t):
-            pieces = []
+            pieces: list[Drawn[np.ndarray]] = []
             if t + 1 - t0 == self.interval:
                 pieces, t0 = everyone(self, state.seeds, task, cursor), t + 1
                 cursor = pieces[-1].cursor
             yield Everyone(pieces, cursor)
 
-    def round(
-        self, state: State, task: Task, drawn: Everyone | None = None
+    def round(  # type: ignore[override]
+        self, state: State, task: Task, drawn: Everyone[Tensor] | None = None
     ) -> tuple[State, dict[str, Any]]:
         """Let the clock move on; update in the last round of an interval."""
         drawn = drawn or draw_one(self, state, task)
@@ -155,9 +157,9 @@ class WaitFull(WaitMinibatch):
 
 def everyone(
     algorithm: GeneralizedFedAvg, seeds: Sequence[int], task: Task, cursor: np.ndarray
-) -> list[Drawn]:
+) -> list[Drawn[np.ndarray]]:
     """Draw a round in which all clients take part, in pieces to save memory."""
-    pieces = []
+    pieces: list[Drawn[np.ndarray]] = []
     clients, q = Full(task.N).cohort_arrays(seeds, 0)
     for first in range(0, task.N, 50):
         some = np.s_[:, first : first + 50]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from fedlib.engine.checks import (
 )
 from fedlib.engine.cost import check_room
 from fedlib.engine.data import Reading
-from fedlib.engine.draws import ON_HOST, draw_one
+from fedlib.engine.draws import ON_HOST, Array, draw_one
 from fedlib.engine.local import local_sgd
 from fedlib.engine.mixing import mix
 from fedlib.engine.rng import stream
@@ -79,6 +79,9 @@ class Mixing:
         out = torch.empty_like(z)
         for r, n in enumerate(found.n.to(z)):  # each run has clients of its own
             own = lam if isinstance(lam, float) else lam[r]
+            if not bool(z[r].isfinite().all()):  # a run that has diverged ends no other
+                out[r] = torch.nan
+                continue
             if self.steps is None:
                 out[r] = weights.water_fill(z[r], n, own)
             else:
@@ -115,7 +118,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class Refresh:
+class Refresh(Generic[Array]):
     """What chance decides when an epoch ends.
 
     Attributes
@@ -126,12 +129,12 @@ class Refresh:
         Its samples, cut in two, for the weights.
     """
 
-    reading: Reading
-    halves: tuple[Half, Half]
+    reading: Reading[Array]
+    halves: tuple[Half[Array], Half[Array]]
 
 
 @dataclass(frozen=True)
-class Drawn:
+class Drawn(Generic[Array]):
     """What chance decides in a round.
 
     Attributes
@@ -148,10 +151,10 @@ class Drawn:
         As in :class:`State`, after the round.
     """
 
-    guests: np.ndarray
-    hosts: np.ndarray
-    reading: Reading
-    refresh: Refresh | None
+    guests: Array
+    hosts: Array
+    reading: Reading[Array]
+    refresh: Refresh[Array] | None
     cursor: np.ndarray = field(metadata=ON_HOST)
 
 
@@ -181,7 +184,7 @@ class ShuffledSGD:
     visits: str = "relative"
     radius: float | None = None
 
-    per_run: ClassVar = ("lr",)
+    per_run: ClassVar[tuple[str, ...]] = ("lr",)
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -217,7 +220,7 @@ class ShuffledSGD:
         v = x.unsqueeze(1).repeat(1, task.N, 1)
         return State(x, v, A, seeds, np.zeros((len(seeds), task.N), dtype=np.int64))
 
-    def draws(self, state: State, task: Task) -> Iterator[Drawn]:
+    def draws(self, state: State, task: Task) -> Iterator[Drawn[np.ndarray]]:
         """Draw the next rounds on the host: who hosts whom, and which samples are read."""
         cursor, N = state.cursor, task.N
         everyone = np.broadcast_to(np.arange(N), cursor.shape)
@@ -231,12 +234,12 @@ class ShuffledSGD:
 
     def refreshing(
         self, state: State, task: Task, t: int, cursor: np.ndarray
-    ) -> tuple[Refresh | None, np.ndarray]:
+    ) -> tuple[Refresh[np.ndarray] | None, np.ndarray]:
         """Draw what comes after round ``t``: nothing, as the weights are given."""
         return None, cursor
 
     def round(
-        self, state: State, task: Task, drawn: Drawn | None = None
+        self, state: State, task: Task, drawn: Drawn[Tensor] | None = None
     ) -> tuple[State, dict[str, Any]]:
         """Run one round of every run: every model visits one client."""
         drawn = drawn or draw_one(self, state, task)
@@ -259,7 +262,7 @@ class ShuffledSGD:
             return lr * A * A.shape[1]
         return lr * A / A.amax(2, keepdim=True)
 
-    def refreshed(self, state: State, task: Task, drawn: Drawn) -> State:
+    def refreshed(self, state: State, task: Task, drawn: Drawn[Tensor]) -> State:
         """Return the state with what an epoch's end changes: nothing, the weights are given."""
         return state
 
@@ -294,7 +297,7 @@ class PERM(ShuffledSGD):
 
     def refreshing(
         self, state: State, task: Task, t: int, cursor: np.ndarray
-    ) -> tuple[Refresh | None, np.ndarray]:
+    ) -> tuple[Refresh[np.ndarray] | None, np.ndarray]:
         """Draw what comes after round ``t``; something only where it ends an epoch."""
         epoch, last = divmod(t + 1, task.N)
         if last:
@@ -306,7 +309,7 @@ class PERM(ShuffledSGD):
             reading, cursor = task.data.read(state.seeds, everyone, cursor, 1, self.global_batch)
         return Refresh(reading, halves(task.data, state.seeds, epoch)), cursor
 
-    def refreshed(self, state: State, task: Task, drawn: Drawn) -> State:
+    def refreshed(self, state: State, task: Task, drawn: Drawn[Tensor]) -> State:
         """Return the state with a step of the global model and new weights, after an epoch."""
         if drawn.refresh is None:
             return state
@@ -340,7 +343,7 @@ def final_step(
     v: Tensor,
     A: Tensor,
     L: float,
-    drawn: tuple[Half, Half],
+    drawn: tuple[Half[Tensor], Half[Tensor]],
     radius: float | None = None,
 ) -> Tensor:
     """Return the models after the closing step of Algorithms 1 and 2, ``[R, N, P]``.

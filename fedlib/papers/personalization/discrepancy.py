@@ -10,19 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Generic
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedlib.engine.data import Batch, FederatedDataset
+from fedlib.engine.draws import Array
 from fedlib.engine.rng import stream
 from fedlib.engine.tasks import Task
 from fedlib.errors import FedlibError
 
 
 @dataclass(frozen=True)
-class Half:
+class Half(Generic[Array]):
     """Half of every client's samples.
 
     Attributes
@@ -33,12 +35,14 @@ class Half:
         ``[R * N]``, how many samples it has.
     """
 
-    rows: np.ndarray
-    weight: np.ndarray
-    sizes: np.ndarray
+    rows: Array
+    weight: Array
+    sizes: Array
 
 
-def halves(data: FederatedDataset, seeds: Sequence[int], number: int = 0) -> tuple[Half, Half]:
+def halves(
+    data: FederatedDataset, seeds: Sequence[int], number: int = 0
+) -> tuple[Half[np.ndarray], Half[np.ndarray]]:
     """Cut every client's samples in two, at random; anew for each ``number``.
 
     Raises
@@ -60,7 +64,7 @@ def halves(data: FederatedDataset, seeds: Sequence[int], number: int = 0) -> tup
     return _padded(first), _padded(second)
 
 
-def _padded(parts: Sequence[np.ndarray]) -> Half:
+def _padded(parts: Sequence[np.ndarray]) -> Half[np.ndarray]:
     sizes = np.array([len(part) for part in parts])
     held = np.arange(sizes.max()) < sizes[:, None]
     rows = np.zeros(held.shape, dtype=np.int64)
@@ -68,7 +72,7 @@ def _padded(parts: Sequence[np.ndarray]) -> Half:
     return Half(rows, held / sizes[:, None], sizes)
 
 
-def gradients(task: Task, w: Tensor, half: Half) -> Tensor:
+def gradients(task: Task, w: Tensor, half: Half[Tensor]) -> Tensor:
     """Return every client's gradient on its half at its run's model.
 
     Parameters
@@ -76,7 +80,7 @@ def gradients(task: Task, w: Tensor, half: Half) -> Tensor:
     w
         ``[R, P]``.
     half
-        Its arrays as tensors on the device of ``w``.
+        On the device of ``w``.
 
     Returns
     -------
@@ -148,10 +152,10 @@ class Estimate:
         return (apart / (1 / first + 1 / second)).mean(1)
 
 
-def estimate(task: Task, w: Tensor, drawn: tuple[Half, Half]) -> Estimate:
+def estimate(task: Task, w: Tensor, drawn: tuple[Half[Tensor], Half[Tensor]]) -> Estimate:
     """Return what the clients' gradients at ``w[R, P]`` say, from halves drawn before."""
-    a, b = (gradients(task, w, half) for half in drawn)
-    return Estimate(a, b, tuple(half.sizes.view(len(w), -1) for half in drawn))
+    (a, b), (one, other) = (gradients(task, w, half) for half in drawn), drawn
+    return Estimate(a, b, (one.sizes.view(len(w), -1), other.sizes.view(len(w), -1)))
 
 
 def squared_distances(g: Tensor) -> Tensor:

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
-from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedlib.engine.data import Batch
+from fedlib.engine.draws import Array
 from fedlib.engine.local import local_sgd
 from fedlib.engine.model import Model
 from fedlib.engine.rng import stream
@@ -25,9 +25,9 @@ from fedlib.engine.sweeps import column
 from fedlib.engine.tasks import Task
 from fedlib.errors import FedlibError, unknown
 from fedlib.papers import fedavg
-from fedlib.papers.fedavg import check_settings
+from fedlib.papers.fedavg import State, check_settings
 from fedlib.papers.personalization.discrepancy import Estimate, Half, estimate
-from fedlib.papers.personalization.others import Everyone, Rate, State, everyones, paid
+from fedlib.papers.personalization.others import Forgetful, Rate, everyones, paid
 
 KINDS = ("static", "random", "rolling")
 
@@ -103,7 +103,7 @@ def mask(model: Model, kept: Sequence[Tensor]) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Drawn(fedavg.Drawn):
+class Drawn(fedavg.Drawn[Array]):
     """What chance decides in a round of partial training.
 
     Attributes
@@ -112,11 +112,11 @@ class Drawn(fedavg.Drawn):
         As :func:`units` returns them.
     """
 
-    kept: list[np.ndarray]
+    kept: list[Array]
 
 
 @dataclass(frozen=True)
-class PartialFedAvg(Everyone):
+class PartialFedAvg(Forgetful):
     """FedAvg of parts: a client trains its ``m_i ⊙ w``, and who trained a coordinate averages it.
 
     The partial training of Section 3.3, after Alam, Liu, Yan and Zhang, *FedRolex:
@@ -143,8 +143,6 @@ class PartialFedAvg(Everyone):
     share: tuple[float, ...] = ()
     kind: str = "rolling"
 
-    keeps: ClassVar = False
-
     def __post_init__(self) -> None:
         check_settings(self)
         if self.kind not in KINDS:
@@ -158,13 +156,15 @@ class PartialFedAvg(Everyone):
             raise FedlibError(f"{len(self.share)} shares for {task.N} clients. Give one each.")
         return super().init(task, seeds, x)
 
-    def draws(self, state: State, task: Task) -> Iterator[Drawn]:
+    def draws(self, state: State, task: Task) -> Iterator[Drawn[np.ndarray]]:
         """Draw the next rounds on the host: what everyone reads, and trains."""
         for t, drawn in enumerate(super().draws(state, task), state.t):
             kept = units(task.model, self.share, self.kind, state.seeds, t)
             yield Drawn(drawn.q, drawn.reading, drawn.cursor, kept)
 
-    def trained(self, state: State, task: Task, batches: list[Batch], drawn: Drawn) -> State:
+    def trained(  # type: ignore[override]  # its draws say what is kept, too
+        self, state: State, task: Task, batches: list[Batch], drawn: Drawn[Tensor]
+    ) -> State:
         """Return the state after everyone's steps and the means of the coordinates."""
         held = mask(task.model, drawn.kept)
         start, rate = everyones(state.x, task) * held, column(self.lr, state.x, task.N)
@@ -189,7 +189,9 @@ class PartialFedAvg(Everyone):
 # --- the weights ----------------------------------------------------------------------------------
 
 
-def partial_estimate(task: Task, w: Tensor, m: Tensor, drawn: tuple[Half, Half]) -> Estimate:
+def partial_estimate(
+    task: Task, w: Tensor, m: Tensor, drawn: tuple[Half[Tensor], Half[Tensor]]
+) -> Estimate:
     """Return ``m_i ⊙ ∇f_i(m_i ⊙ w)`` of both halves of each client, for ``w[R, P]``.
 
     Parameters
@@ -201,7 +203,8 @@ def partial_estimate(task: Task, w: Tensor, m: Tensor, drawn: tuple[Half, Half])
         raise FedlibError(f"m is {[*m.shape]}. Expected masks {[len(w), task.N, task.size]}.")
     found = estimate(task, (w.unsqueeze(1) * m).flatten(0, 1), drawn)
     a, b = (g.view_as(m) * m for g in (found.a, found.b))
-    return Estimate(a, b, tuple(size.view(len(w), -1) for size in found.sizes))
+    one, other = found.sizes
+    return Estimate(a, b, (one.view(len(w), -1), other.view(len(w), -1)))
 
 
 def common_distances(g: Tensor, m: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -28,7 +28,7 @@ from fedlib.engine.draws import draw_one, upload
 from fedlib.engine.local import local_sgd
 from fedlib.engine.mixing import average, mix
 from fedlib.engine.rng import stream
-from fedlib.engine.steps import Now, Step, sgd
+from fedlib.engine.steps import Now, Step, proximal, sgd
 from fedlib.engine.sweeps import column
 from fedlib.engine.tasks import Task
 from fedlib.errors import FedlibError, unknown
@@ -41,27 +41,39 @@ Rate = float | tuple[float, ...]
 VARIANTS = ("first-order", "hessian-free")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class State(fedavg.State):
     """What a checkpoint holds: that of FedAvg, and what the clients keep from round to round.
 
     Attributes
     ----------
     v
-        A model of each client's own, ``[R, N, P]``; None where clients keep nothing.
-    a
-        Each client's mixing parameter, ``[R, N]``, of :class:`APFL` alone.
+        A model of each client's own, ``[R, N, P]``.
     """
 
-    v: Tensor | None = None
-    a: Tensor | None = None
+    v: Tensor
 
 
-class Everyone:
+@dataclass(frozen=True, kw_only=True)
+class Mixed(State):
+    """What a checkpoint of :class:`APFL` holds.
+
+    Attributes
+    ----------
+    a
+        Each client's mixing parameter, ``[R, N]``.
+    """
+
+    a: Tensor
+
+
+S = TypeVar("S", bound=fedavg.State)
+
+
+class Everyone(Generic[S]):
     """What the methods share; a method adds ``trained``, ``personal`` and what a round reads."""
 
-    per_run: ClassVar = ("lr",)
-    keeps: ClassVar[bool] = True
+    per_run: ClassVar[tuple[str, ...]] = ("lr",)
 
     lr: Rate
     local_steps: int
@@ -76,45 +88,59 @@ class Everyone:
         """Return FedAvg of everyone, which reads as many minibatches in a round."""
         return FedAvg(Full(task.N), self.lr, self.reads, self.batch_size)
 
-    def init(self, task: Task, seeds: Sequence[int], x: Tensor | None = None) -> State:
+    def init(self, task: Task, seeds: Sequence[int], x: Tensor | None = None) -> S:
         """Return the state before the first round, from fresh models or from given ``x[R, P]``."""
+        raise NotImplementedError
+
+    def start(self, task: Task, seeds: Sequence[int], x: Tensor | None) -> fedavg.State:
+        """Return what FedAvg starts from, having refused what no memory has room for."""
         first = self.average(task).init(task, seeds, x)
         check_room(len(first.x) * task.N, task.size, 4, first.x)
-        v = first.x.unsqueeze(1).repeat(1, task.N, 1) if self.keeps else None
-        return State(first.x, first.seeds, first.cursor, v=v)
+        return first
 
-    def draws(self, state: State, task: Task) -> Iterator[Drawn]:
+    def draws(self, state: S, task: Task) -> Iterator[Drawn[np.ndarray]]:
         """Draw the next rounds on the host: which samples everyone reads."""
         return self.average(task).draws(state, task)
 
     def round(
-        self, state: State, task: Task, drawn: Drawn | None = None
-    ) -> tuple[State, dict[str, Any]]:
+        self, state: S, task: Task, drawn: Drawn[Tensor] | None = None
+    ) -> tuple[S, dict[str, Any]]:
         """Run one round of every run; nothing drawn before means to draw now."""
         drawn = drawn or draw_one(self, state, task)
         after = self.trained(state, task, drawn.reading.batches(task.data.dtype), drawn)
         return replace(after, cursor=drawn.cursor, t=state.t + 1), {}
 
-    def trained(self, state: State, task: Task, batches: list[Batch], drawn: Drawn) -> State:
+    def trained(self, state: S, task: Task, batches: list[Batch], drawn: Drawn[Tensor]) -> S:
         """Return the state with what a round has learned."""
         raise NotImplementedError
 
-    def personal(self, state: State, task: Task) -> Tensor:
+    def personal(self, state: S, task: Task) -> Tensor:
         """Return the models by which the clients are judged, ``[R, N, P]``."""
+        raise NotImplementedError
+
+
+class Forgetful(Everyone[fedavg.State]):
+    """Everyone, when clients keep nothing from round to round."""
+
+    def init(self, task: Task, seeds: Sequence[int], x: Tensor | None = None) -> fedavg.State:
+        """Return the state before the first round, from fresh models or from given ``x[R, P]``."""
+        return self.start(task, seeds, x)
+
+
+class Keeping(Everyone[State]):
+    """Everyone, when clients keep a model of their own, by which they are judged."""
+
+    def init(self, task: Task, seeds: Sequence[int], x: Tensor | None = None) -> State:
+        """Return the state before the first round, from fresh models or from given ``x[R, P]``."""
+        first = self.start(task, seeds, x)
+        return State(**vars(first), v=first.x.unsqueeze(1).repeat(1, task.N, 1))
+
+    def personal(self, state: State, task: Task) -> Tensor:
+        """Return the clients' own models, ``[R, N, P]``."""
         return state.v
 
 
 # --- the rules of local steps ---------------------------------------------------------------------
-
-
-def pulled(then: Step = sgd) -> Step:
-    """Add ``lam (theta - anchor)``, with ``lam[C, 1]`` a row's own and ``anchor[C, P]``."""
-
-    def step(now: Now) -> Tensor:
-        pull = now.extras["lam"] * (now.theta - now.extras["anchor"])
-        return then(replace(now, gradient=now.gradient + pull))
-
-    return step
 
 
 def meta(eps: float | None = None) -> Step:
@@ -131,7 +157,7 @@ def meta(eps: float | None = None) -> Step:
         if part == 0:
             held["w"] = now.theta
             return now.theta - held["inner"] * now.gradient
-        if part == 1 and eps is None:
+        if eps is None:
             return sgd(replace(now, theta=held["w"]))
         if part == 1:
             held["outer"] = now.gradient
@@ -144,11 +170,11 @@ def meta(eps: float | None = None) -> Step:
 
 
 def envelope(steps: int) -> Step:
-    """Follow :func:`pulled`; after every so many ``steps`` the anchor moves to the row.
+    """Pull the row to an anchor; after every so many ``steps`` the anchor moves to the row.
 
     By ``share[C, 1]`` of the way: ``anchor <- anchor - share (anchor - theta)``.
     """
-    near = pulled()
+    near = proximal()
 
     def step(now: Now) -> Tensor:
         after, anchor = near(now), now.extras["anchor"]
@@ -181,7 +207,7 @@ def interpolated(adaptive: bool) -> Step:
 
 
 @dataclass(frozen=True)
-class LocalizedFedAvg(Everyone):
+class LocalizedFedAvg(Forgetful):
     """FedAvg, whose clients tune a copy of the global model on their own samples.
 
     McMahan et al., *Communication-Efficient Learning of Deep Networks from Decentralized Data*,
@@ -205,19 +231,19 @@ class LocalizedFedAvg(Everyone):
     batch_size: int | None = None
     tune_steps: int = 10
 
-    keeps: ClassVar = False
-
     def __post_init__(self) -> None:
         check_settings(self)
         check_whole_number("tune_steps", self.tune_steps, 0)
 
-    def trained(self, state: State, task: Task, batches: list[Batch], drawn: Drawn) -> State:
+    def trained(
+        self, state: fedavg.State, task: Task, batches: list[Batch], drawn: Drawn[Tensor]
+    ) -> fedavg.State:
         """Return the state after local steps and their mean."""
         start = everyones(state.x, task)
         y = local_sgd(task, start, batches, column(self.lr, state.x, task.N))
         return replace(state, x=state.x + average(y - start, drawn.q))
 
-    def personal(self, state: State, task: Task) -> Tensor:
+    def personal(self, state: fedavg.State, task: Task) -> Tensor:
         """Return the tuned copies, ``[R, N, P]``."""
         return tuned(state, task, self.lr, self.tune_steps, self.batch_size)
 
@@ -227,7 +253,7 @@ class LocalizedFedAvg(Everyone):
 
 
 @dataclass(frozen=True)
-class PerFedAvg(Everyone):
+class PerFedAvg(Forgetful):
     """Per-FedAvg: a global model that is good one gradient step later.
 
     Fallah, Mokhtari and Ozdaglar, *Personalized Federated Learning with Theoretical Guarantees: A
@@ -261,7 +287,6 @@ class PerFedAvg(Everyone):
     eps: float = 0.01
 
     per_run: ClassVar = ("lr", "inner_lr")
-    keeps: ClassVar = False
 
     def __post_init__(self) -> None:
         check_settings(self, ("lr", "eps"))
@@ -279,7 +304,9 @@ class PerFedAvg(Everyone):
         """Minibatches that a client reads in a round."""
         return self.parts * self.local_steps
 
-    def trained(self, state: State, task: Task, batches: list[Batch], drawn: Drawn) -> State:
+    def trained(
+        self, state: fedavg.State, task: Task, batches: list[Batch], drawn: Drawn[Tensor]
+    ) -> fedavg.State:
         """Return the state after meta steps and their mean."""
         start = everyones(state.x, task)
         rule = meta(None if self.parts == 2 else self.eps)
@@ -288,7 +315,7 @@ class PerFedAvg(Everyone):
         y = local_sgd(task, start, batches, rate, step=rule, extras=held)
         return replace(state, x=state.x + average(y - start, drawn.q))
 
-    def personal(self, state: State, task: Task) -> Tensor:
+    def personal(self, state: fedavg.State, task: Task) -> Tensor:
         """Return the global model after one inner step of each client, ``[R, N, P]``."""
         return tuned(state, task, self.inner_lr, 1, self.batch_size)
 
@@ -299,7 +326,7 @@ class PerFedAvg(Everyone):
 
 
 @dataclass(frozen=True)
-class PFedMe(Everyone):
+class PFedMe(Keeping):
     """pFedMe: personal models near a global one, which follows the gradients of Moreau envelopes.
 
     T. Dinh, Tran and Nguyen, *Personalized Federated Learning with Moreau Envelopes*, NeurIPS 2020,
@@ -339,10 +366,12 @@ class PFedMe(Everyone):
         rates = ("lr", "inner_lr", "lam", "global_lr")
         check_settings(self, rates, ("local_steps", "inner_steps"))
 
-    def trained(self, state: State, task: Task, batches: list[Batch], drawn: Drawn) -> State:
+    def trained(
+        self, state: State, task: Task, batches: list[Batch], drawn: Drawn[Tensor]
+    ) -> State:
         """Return the state after the local rounds and the server's step; θ stays with clients."""
         start, lam = everyones(state.x, task), each(self.lam, state.x, task)
-        held = {"anchor": start.clone(), "lam": lam, "share": lam * each(self.lr, state.x, task)}
+        held = {"anchor": start.clone(), "mu": lam, "share": lam * each(self.lr, state.x, task)}
         again = [batch for batch in batches for _ in range(self.inner_steps)]
         rate = column(self.inner_lr, state.x, task.N)
         theta = local_sgd(task, start, again, rate, step=envelope(self.inner_steps), extras=held)
@@ -355,7 +384,7 @@ class PFedMe(Everyone):
 
 
 @dataclass(frozen=True)
-class Ditto(Everyone):
+class Ditto(Keeping):
     """Ditto: FedAvg, and beside it a model of each client's own that is pulled towards it.
 
     Li, Hu, Beirami and Smith, *Ditto: Fair and Robust Federated Learning Through Personalization*,
@@ -386,12 +415,14 @@ class Ditto(Everyone):
         check_settings(self)
         check_least("lam", self.lam)
 
-    def trained(self, state: State, task: Task, batches: list[Batch], drawn: Drawn) -> State:
+    def trained(
+        self, state: State, task: Task, batches: list[Batch], drawn: Drawn[Tensor]
+    ) -> State:
         """Return the state after a round of FedAvg and as many steps of the clients' own."""
         start, rate = everyones(state.x, task), column(self.lr, state.x, task.N)
         y = local_sgd(task, start, batches, rate)
-        held = {"anchor": start, "lam": each(self.lam, state.x, task)}
-        v = local_sgd(task, state.v.flatten(0, 1), batches, rate, step=pulled(), extras=held)
+        held = {"anchor": start, "mu": each(self.lam, state.x, task)}
+        v = local_sgd(task, state.v.flatten(0, 1), batches, rate, step=proximal(), extras=held)
         return replace(state, x=state.x + average(y - start, drawn.q), v=v.view_as(state.v))
 
     def spent(self, rounds: int) -> dict[str, float]:
@@ -400,7 +431,7 @@ class Ditto(Everyone):
 
 
 @dataclass(frozen=True)
-class APFL(Everyone):
+class APFL(Everyone[Mixed]):
     """APFL: a client's model is a mixture of its own and the global one, ``α v_i + (1 - α) w``.
 
     Deng, Kamani and Mahdavi, *Adaptive Personalized Federated Learning*, arXiv 2003.13461, 2020,
@@ -437,12 +468,16 @@ class APFL(Everyone):
         check_least("mixing", self.mixing, 1)
         check_flag("adaptive", self.adaptive)
 
-    def init(self, task: Task, seeds: Sequence[int], x: Tensor | None = None) -> State:
+    def init(self, task: Task, seeds: Sequence[int], x: Tensor | None = None) -> Mixed:
         """Return the state before the first round, from fresh models or from given ``x[R, P]``."""
-        state = super().init(task, seeds, x)
-        return replace(state, a=each(self.mixing, state.x, task).view(len(state.x), -1))
+        first = self.start(task, seeds, x)
+        v = first.x.unsqueeze(1).repeat(1, task.N, 1)
+        a = each(self.mixing, first.x, task).view(len(first.x), -1)
+        return Mixed(**vars(first), v=v, a=a)
 
-    def trained(self, state: State, task: Task, batches: list[Batch], drawn: Drawn) -> State:
+    def trained(
+        self, state: Mixed, task: Task, batches: list[Batch], drawn: Drawn[Tensor]
+    ) -> Mixed:
         """Return the state after the steps of both models and the mean of one of them."""
         start = everyones(state.x, task)
         held = {"v": state.v.flatten(0, 1).clone(), "a": state.a.view(-1, 1).clone()}
@@ -452,7 +487,7 @@ class APFL(Everyone):
         x = state.x + average(y - start, drawn.q)
         return replace(state, x=x, v=held["v"].view_as(state.v), a=held["a"].view_as(state.a))
 
-    def personal(self, state: State, task: Task) -> Tensor:
+    def personal(self, state: Mixed, task: Task) -> Tensor:
         """Return the mixtures with the global model, ``[R, N, P]``."""
         return torch.lerp(state.x.unsqueeze(1), state.v, state.a.unsqueeze(2))
 
@@ -462,7 +497,7 @@ class APFL(Everyone):
 
 
 @dataclass(frozen=True)
-class LocalOnly(Everyone):
+class LocalOnly(Keeping):
     """Every client learns alone. The global model is the mean of theirs, and nobody sees it.
 
     Parameters
@@ -482,7 +517,9 @@ class LocalOnly(Everyone):
     def __post_init__(self) -> None:
         check_settings(self)
 
-    def trained(self, state: State, task: Task, batches: list[Batch], drawn: Drawn) -> State:
+    def trained(
+        self, state: State, task: Task, batches: list[Batch], drawn: Drawn[Tensor]
+    ) -> State:
         """Return the state after everyone's steps."""
         rate = column(self.lr, state.x, task.N)
         v = local_sgd(task, state.v.flatten(0, 1), batches, rate).view_as(state.v)
@@ -513,7 +550,7 @@ class Oracle(LocalOnly):
         self.within(state.seeds, task.N)
         return state
 
-    def draws(self, state: State, task: Task) -> Iterator[Drawn]:
+    def draws(self, state: State, task: Task) -> Iterator[Drawn[np.ndarray]]:
         """Draw the next rounds; their ``q[R, N, N]`` has the weights of each client's group."""
         q = self.within(state.seeds, task.N)
         return (replace(drawn, q=q) for drawn in super().draws(state, task))
@@ -533,7 +570,9 @@ class Oracle(LocalOnly):
             rows.append(alike / alike.sum(1, keepdims=True))
         return np.stack(rows)
 
-    def trained(self, state: State, task: Task, batches: list[Batch], drawn: Drawn) -> State:
+    def trained(
+        self, state: State, task: Task, batches: list[Batch], drawn: Drawn[Tensor]
+    ) -> State:
         """Return the state after everyone's steps and the mean of each group."""
         v = mix(super().trained(state, task, batches, drawn).v, drawn.q)
         return replace(state, x=v.mean(1), v=v)
@@ -600,16 +639,16 @@ def spent(algorithm: ShuffledSGD, rounds: int, sizes: Sequence[int]) -> dict[str
     sizes
         Samples of each client, ``[N]``.
     """
-    sizes = np.asarray(sizes, dtype=float)
-    if sizes.ndim != 1 or not len(sizes) or not (sizes > 0).all():
-        raise FedlibError(f"sizes are each client's samples, [N], all positive; got {sizes}.")
+    n = np.asarray(sizes, dtype=float)
+    if n.ndim != 1 or not len(n) or not (n > 0).all():
+        raise FedlibError(f"sizes are each client's samples, [N], all positive; got {n}.")
     found = paid(rounds, 2, algorithm.local_steps)
     if not isinstance(algorithm, PERM):
         return found
-    read = sizes if algorithm.global_batch is None else np.full_like(sizes, algorithm.global_batch)
-    unit = sizes if algorithm.batch_size is None else algorithm.batch_size
-    ends = rounds // len(sizes)
-    extra = ends * float(np.mean((read + sizes) / unit))
+    read = n if algorithm.global_batch is None else np.full_like(n, algorithm.global_batch)
+    unit = n if algorithm.batch_size is None else algorithm.batch_size
+    ends = rounds // len(n)
+    extra = ends * float(np.mean((read + n) / unit))
     return {"models": found["models"] + 4 * ends, "gradients": found["gradients"] + extra}
 
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Generic
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from fedlib.engine.checks import check_models, checked_seeds
 from fedlib.engine.data import Batch, FederatedDataset
-from fedlib.engine.draws import draw_one
+from fedlib.engine.draws import Array, draw_one
 from fedlib.engine.local import local_sgd
 from fedlib.engine.losses import LOSSES
 from fedlib.engine.mixing import Groups, mix
@@ -80,7 +80,7 @@ class Frozen(Task):
         """Return every copy's loss on its rows of the minibatch, ``[copies]``."""
         own = self.model.apply(theta, self.data.x[batch.rows])
         each = LOSSES[self.loss_name](own + self.foreign[batch.rows], self.data.y[batch.rows])
-        return (each * batch.weight).sum(1)
+        return batch.mean(each)
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class TDCD:
     local_steps: int
     batch_size: int | None = None
 
-    per_run: ClassVar = ("lr",)
+    per_run: ClassVar[tuple[str, ...]] = ("lr",)
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -118,14 +118,14 @@ class TDCD:
         x = fresh if x is None else x.to(fresh)
         return TieredState(x, seeds, 0, np.zeros(len(seeds)))
 
-    def draws(self, state: TieredState, task: TieredTask) -> Iterator[Drawn]:
+    def draws(self, state: TieredState, task: TieredTask) -> Iterator[Drawn[np.ndarray]]:
         """Draw the next rounds on the host: the minibatch, and who holds which part of it."""
         for t in itertools.count(state.t):
             ids = draw_ids(state.seeds, t, len(task.y), self.batch_size)
             yield Drawn.of(task, state.seeds, ids)
 
     def round(
-        self, state: TieredState, task: TieredTask, drawn: Drawn | None = None
+        self, state: TieredState, task: TieredTask, drawn: Drawn[Tensor] | None = None
     ) -> tuple[TieredState, dict[str, Any]]:
         """Run one round: an exchange (lines 3-8), Q local steps (9-10), an average (11)."""
         drawn = drawn or draw_one(self, state, task)  # line 3
@@ -153,7 +153,7 @@ def draw_ids(seeds: Sequence[int], t: int, samples: int, batch_size: int | None)
 
 
 @dataclass(frozen=True)
-class Drawn:
+class Drawn(Generic[Array]):
     """A minibatch, and its part at each silo's clients.
 
     Attributes
@@ -167,18 +167,18 @@ class Drawn:
         sample has weight zero everywhere: no gradient, but still averaged.
     """
 
-    ids: np.ndarray
-    places: list[np.ndarray]
-    weight: list[np.ndarray]
+    ids: Array
+    places: list[Array]
+    weight: list[Array]
 
-    @classmethod
+    @staticmethod
     def of(
-        cls, task: TieredTask, seeds: Sequence[int], ids: Tensor, silos: Sequence[int] | None = None
-    ) -> Drawn:
+        task: TieredTask, seeds: Sequence[int], ids: Tensor, silos: Sequence[int] | None = None
+    ) -> Drawn[np.ndarray]:
         """Look up who holds rows ``ids[R, B]``, in some silos or in all."""
         held = np.stack([task.owner(n)[:, row] for n, row in zip(seeds, ids.numpy(), strict=True)])
         parts = [_shares(held[:, j], task.K[j]) for j in silos or range(task.N)]
-        return cls(ids.numpy(), [places for places, _ in parts], [weight for _, weight in parts])
+        return Drawn(ids.numpy(), [places for places, _ in parts], [weight for _, weight in parts])
 
 
 def _shares(owner: np.ndarray, K: int) -> tuple[np.ndarray, np.ndarray]:
@@ -201,7 +201,7 @@ class Cohort:
     ----------
     theta
         ``[R K_j, P_j]``: the clients' copies of the silo's block.
-    batch
+    places, weight
         Places in the minibatch and their weights, see :class:`Drawn`.
     x, y
         The minibatch as silo ``j`` sees it, ``[R B, ...]`` and ``[R B]``.
@@ -211,25 +211,33 @@ class Cohort:
 
     j: int
     theta: Tensor
-    batch: Batch
+    places: Tensor
+    weight: Tensor
     x: Tensor
     y: Tensor
     runs: int
-    foreign: Tensor | None = None
+    foreign: Tensor = field(init=False, repr=False)
 
     @classmethod
-    def of(cls, task: TieredTask, j: int, drawn: Drawn, x: Tensor, part: int = -1) -> Cohort:
+    def of(
+        cls, task: TieredTask, j: int, drawn: Drawn[Tensor], x: Tensor, part: int = -1
+    ) -> Cohort:
         """Send every client its model and its part of the minibatch: part ``j``, or another."""
         k = j if part < 0 else part
-        batch = Batch(drawn.places[k], drawn.weight[k].to(x.dtype))
+        held = drawn.places[k], drawn.weight[k].to(x.dtype)
         theta = x[:, task.columns[j]].repeat_interleave(task.K[j], 0)
         flat = drawn.ids.flatten()
-        return cls(j, theta, batch, task.x[j][flat], task.y[flat], len(drawn.ids))
+        return cls(j, theta, *held, task.x[j][flat], task.y[flat], len(drawn.ids))
+
+    @property
+    def batch(self) -> Batch:
+        """The clients' parts of the minibatch."""
+        return Batch(self.places, self.weight)
 
     @torch.no_grad()
     def embed(self, task: TieredTask) -> Tensor:
         """Return every client's embeddings of its samples, ``[R K_j, b, E]``."""
-        return task.models[self.j].apply(self.theta, self.x[self.batch.rows])
+        return task.models[self.j].apply(self.theta, self.x[self.places])
 
     def union(self, parts: Tensor) -> Tensor:
         """Put the clients' embeddings into one table ``[R B, E]``, in the minibatch's order."""
@@ -242,7 +250,9 @@ class Cohort:
 
 def unpadded(parts: Tensor, batch: Batch, length: int) -> Tensor:
     """Put what the clients have of their rows, ``[C, b, E]``, into one table ``[length, E]``."""
-    places = batch.rows.masked_fill(batch.weight == 0, length)  # padding goes to a row too many
+    places = batch.rows
+    if batch.weight is not None:
+        places = places.masked_fill(batch.weight == 0, length)  # padding goes to a row too many
     table = parts.new_zeros(length + 1, parts.shape[-1])
     table[places] = parts
     return table[:length]
@@ -253,7 +263,7 @@ def descend(algorithm: TDCD, task: TieredTask, silos: list[Cohort]) -> None:
 
     Silos that share a model are rows of one matrix.
     """
-    groups: dict[int, list[Cohort]] = {}
+    groups: dict[tuple[int, torch.Size], list[Cohort]] = {}
     for silo in silos:
         key = (id(task.models[silo.j]), silo.x.shape[1:])
         groups.setdefault(key, []).append(silo)
@@ -263,7 +273,8 @@ def descend(algorithm: TDCD, task: TieredTask, silos: list[Cohort]) -> None:
         x, y = torch.cat([s.x for s in group]), torch.cat([s.y for s in group])
         foreign, batch = torch.cat([s.foreign for s in group]), _joined(group)
         rates = [column(algorithm.lr, s.theta[: s.runs], len(s.theta) // s.runs) for s in group]
-        rate = torch.cat(rates) if isinstance(rates[0], Tensor) else rates[0]
+        columns = [rate for rate in rates if isinstance(rate, Tensor)]
+        rate = torch.cat(columns) if columns else rates[0]
         theta = algorithm.walk(Frozen(model, x, y, foreign, task.loss_name), theta, batch, rate)
         for silo, part in zip(group, theta.split([len(s.theta) for s in group]), strict=True):
             silo.theta = part
@@ -271,11 +282,11 @@ def descend(algorithm: TDCD, task: TieredTask, silos: list[Cohort]) -> None:
 
 def _joined(group: list[Cohort]) -> Batch:
     """Stack the silos' batches; places move on by the length of the tables before."""
-    width = max(silo.batch.rows.shape[1] for silo in group)
+    width = max(silo.places.shape[1] for silo in group)
     rows, weight, start = [], [], 0
     for silo in group:
-        pad = (0, width - silo.batch.rows.shape[1])
-        rows.append(F.pad(silo.batch.rows, pad) + start)
-        weight.append(F.pad(silo.batch.weight, pad))
+        pad = (0, width - silo.places.shape[1])
+        rows.append(F.pad(silo.places, pad) + start)
+        weight.append(F.pad(silo.weight, pad))
         start += len(silo.y)
     return Batch(torch.cat(rows), torch.cat(weight))

@@ -31,14 +31,14 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from numbers import Real
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Generic, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedlib.engine.checks import check_flag
-from fedlib.engine.draws import ON_HOST, draw_one, upload
+from fedlib.engine.draws import ON_HOST, Array, draw_one, upload
 from fedlib.errors import FedlibError
 from fedlib.papers.fedavg import check_settings
 from fedlib.papers.tiers.algorithm import TDCD, Cohort, Drawn, descend, draw_ids
@@ -118,18 +118,18 @@ class Times:
 
 
 @dataclass(frozen=True)
-class Instant:
+class Instant(Generic[Array]):
     """Some hubs ``(run, silo)`` that publish together and begin anew, and what each then draws."""
 
     hubs: list[tuple[int, int]]
-    drawn: list[Drawn]
+    drawn: list[Drawn[Array]]
 
 
 @dataclass(frozen=True)
-class Tick:
+class Tick(Generic[Array]):
     """What happens in a call of ``round``, all of it up to chance."""
 
-    instants: list[Instant]
+    instants: list[Instant[Array]]
     times: Times = field(metadata=ON_HOST)
     done: list[HubRound] = field(metadata=ON_HOST)
 
@@ -165,7 +165,7 @@ class AsyncTDCD:
     wait: bool = False
     tick: float | None = None
 
-    per_run: ClassVar = ()
+    per_run: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -187,7 +187,7 @@ class AsyncTDCD:
         pending = self._learn(task, x, x.clone(), begun[0])
         return AsyncState(x, pending, tuple(seeds), 0, **vars(times))
 
-    def draws(self, state: AsyncState, task: TieredTask) -> Iterator[Tick]:
+    def draws(self, state: AsyncState, task: TieredTask) -> Iterator[Tick[np.ndarray]]:
         """Let the clocks run, on the host: who publishes when, and what each hub draws."""
         times = Times.of(state)
         for t in itertools.count(state.t):
@@ -210,7 +210,7 @@ class AsyncTDCD:
             yield Tick(instants, Times.of(times), done)
 
     def round(
-        self, state: AsyncState, task: TieredTask, drawn: Tick | None = None
+        self, state: AsyncState, task: TieredTask, drawn: Tick[Tensor] | None = None
     ) -> tuple[AsyncState, dict[str, Any]]:
         """Move on by one tick, or to the next event.
 
@@ -260,7 +260,7 @@ class AsyncTDCD:
 
     def _begin(
         self, times: Times, task: TieredTask, seeds: Sequence[int], hubs: list[tuple[int, int]]
-    ) -> list[Drawn]:
+    ) -> list[Drawn[np.ndarray]]:
         """Note that some hubs begin a round; return the minibatch of each."""
         drawn, lasts = [], np.zeros(times.finish.shape)
         for r, j in hubs:
@@ -274,7 +274,9 @@ class AsyncTDCD:
             times.finish[r, j] = times.clock[r] + (lasts[r].max() if self.wait else lasts[r, j])
         return drawn
 
-    def _learn(self, task: TieredTask, x: Tensor, pending: Tensor, begun: Instant) -> Tensor:
+    def _learn(
+        self, task: TieredTask, x: Tensor, pending: Tensor, begun: Instant[Tensor]
+    ) -> Tensor:
         """Steps 1 and 2 for the hubs that begin: known now, published when they finish."""
         silos = []
         for (r, j), drawn in zip(begun.hubs, begun.drawn, strict=True):

@@ -33,7 +33,7 @@ def messages(algorithm: TDCD, task: TieredTask, state: TieredState) -> list[Mess
     E, B = task.widths[0], drawn.ids.shape[1]
     for silo in silos:
         j, hub, P = silo.j, f"hub {silo.j}", task.models[silo.j].size
-        count = (silo.batch.weight > 0).sum(1).tolist()
+        count = (silo.weight > 0).sum(1).tolist()
         for k, held in enumerate(count):
             client = f"client {k},{j}"
             send(hub, client, "model", P)

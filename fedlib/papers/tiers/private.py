@@ -54,7 +54,7 @@ class Driven(Frozen):
     def losses(self, theta: Tensor | dict[str, Tensor], batch: Batch) -> Tensor:
         """Return every copy's product with the derivatives of its rows, ``[copies]``."""
         own = self.model.apply(theta, self.data.x[batch.rows])
-        return ((own * self.foreign[batch.rows]).sum(-1) * batch.weight).sum(1)
+        return batch.mean((own * self.foreign[batch.rows]).sum(-1))
 
 
 def derivatives(local: Frozen, theta: Tensor, batch: Batch) -> Tensor:

@@ -162,7 +162,7 @@ class TieredTask:
                 "models without running statistics: BatchNorm2d(..., track_running_stats=False)."
             )
         check_targets(self.loss_name, self.y, self.widths[0])
-        if self.test_x is None:
+        if self.test_x is None or self.test_y is None:
             return
         check_targets(self.loss_name, self.test_y, self.widths[0], "test")
         if [len(x) for x in self.test_x] != [len(self.test_y)] * len(self.x):
@@ -190,7 +190,7 @@ class TieredTask:
         """Return the same task with its data on a device."""
         moved = copy.copy(self)  # already checked
         moved.x, moved.y = [x.to(device) for x in self.x], self.y.to(device)
-        if self.test_x is not None:
+        if self.test_x is not None and self.test_y is not None:
             moved.test_x = [x.to(device) for x in self.test_x]
             moved.test_y = self.test_y.to(device)
         return moved
@@ -260,9 +260,9 @@ class TieredTask:
         check_rows(theta, self.size)
         if split not in ("train", "test"):
             raise unknown("split", split, ["train", "test"])
-        if split == "test" and self.test_x is None:
-            raise FedlibError("This task has no test split. Evaluate on 'train'.")
         features, y = (self.x, self.y) if split == "train" else (self.test_x, self.test_y)
+        if features is None or y is None:
+            raise FedlibError("This task has no test split. Evaluate on 'train'.")
         keep = torch.linspace(0, len(y) - 1, min(limit or len(y), len(y))).long()
         keep = keep.to(y.device)
         measure = lambda part: self.predict(theta, [x[part] for x in features])  # noqa: E731

@@ -19,304 +19,24 @@ The model:
 - a thread reads the block when it takes a job up and writes when the job ends. Between the two
   others may write: updates are added without a lock, and what was read is then stale.
 
-:class:`Simulation` is written for reading. The loop that :func:`simulate_parties` runs is the
-same one compiled (:mod:`fedlib.papers.vertical.compiled`), equal event by event.
+The loop itself is compiled (:mod:`fedlib.papers.vertical.compiled`). The chapter's second notebook
+has it written for reading, one method an event, and compares the two event by event.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
-from scipy import sparse
 
 from fedlib.engine.checks import check_whole_number
 from fedlib.engine.pilot import few_passes
 from fedlib.errors import unknown
-from fedlib.papers.vertical.compiled import Compiled
+from fedlib.papers.vertical.compiled import Simulation
 from fedlib.papers.vertical.problem import Problem
-from fedlib.papers.vertical.runs import Log, Messages, Row, Run
-from fedlib.papers.vertical.setup import Draws, Setup, at_least, checked_setup, total_steps
-from fedlib.population.delays import Deterministic, EventQueue, Law
-
-
-class Party:
-    """One party: its columns, its block of ``w``, and what its estimator remembers."""
-
-    def __init__(self, setup: Setup, l: int) -> None:
-        problem = setup.problem
-        self.setup, self.penalty_gradient = setup, problem.penalty_gradient
-        self.x = problem.x[:, problem.blocks[l]]  # (x_i)_l, [n, d_l]
-        start = np.zeros(problem.d) if setup.start is None else setup.start
-        self.w = start[problem.blocks[l]]
-        self.version = 0
-
-    def row(self, i: int) -> np.ndarray:
-        """Return ``(x_i)_l``, ``[d_l]``."""
-        if not sparse.issparse(self.x):
-            return self.x[i]
-        here, row = slice(*self.x.indptr[i : i + 2]), np.zeros(len(self.w))
-        row[self.x.indices[here]] = self.x.data[here]
-        return row
-
-    def score(self, i: int) -> float:
-        """Return the local score ``w_lᵀ(x_i)_l``."""
-        return float(self.row(i) @ self.w)
-
-    def gradient(self, theta: float, i: int, w: np.ndarray) -> np.ndarray:
-        """Return ``u = ϑ (x_i)_l + λ ∇g(w)`` at a block ``w`` that was read."""
-        return theta * self.row(i) + self.penalty_gradient(w)
-
-    def estimate(self, theta: float, i: int, w: np.ndarray) -> np.ndarray:
-        """Return the estimator ``ṽ`` at a block ``w`` that was read, ``[d_l]``."""
-        u = self.gradient(theta, i, w)
-        if self.setup.method == "sgd":  # Algorithms 2, 3
-            return u
-        if self.setup.method == "svrg":  # Algorithms 4, 5
-            return u - self.gradient(self.theta[i], i, self.w_s) + self.full
-        if self.setup.table == "full":  # Algorithms 6, 7
-            return u - self.table[i] + self.mean
-        return u - self.theta[i] * self.row(i) + self.mean  # λ∇g(w) is exact, not remembered
-
-    def write(self, v: np.ndarray, theta: float, i: int, w: np.ndarray) -> None:
-        """Add ``-γ ṽ`` to whatever the block is by now; with SAGA remember ``u`` in its place."""
-        self.w = self.w - self.setup.lr * v
-        self.version += 1
-        if self.setup.method == "saga" and self.setup.table == "full":
-            u = self.gradient(theta, i, w)
-            self.mean = self.mean + (u - self.table[i]) / len(self.table)
-            self.table[i] = u
-        elif self.setup.method == "saga":
-            self.mean = self.mean + (theta - self.theta[i]) / len(self.theta) * self.row(i)
-            self.theta[i] = theta
-
-    def receive(self, theta: np.ndarray) -> None:
-        """Take in ϑ of all n samples at the present ``w``: SVRG's snapshot, SAGA's first table."""
-        self.theta, self.w_s = theta.copy(), self.w.copy()
-        self.mean = self.x.T @ theta / len(theta)
-        self.full = self.mean + self.penalty_gradient(self.w)
-        if self.setup.method == "saga" and self.setup.table == "full":
-            dense = self.x.toarray() if sparse.issparse(self.x) else self.x
-            self.table = theta[:, None] * dense + self.penalty_gradient(self.w)
-            self.mean = self.table.mean(0)
-
-
-@dataclass
-class Step:
-    """A dominated step under way."""
-
-    dominator: int
-    number: int  # in the order in which steps begin
-    i: int
-    delays: np.ndarray
-    masks: np.ndarray
-    scores: np.ndarray
-    reads: np.ndarray
-    w: np.ndarray  # the dominator's own block as it was read
-    missing: int
-    theta: float = 0.0
-    place: int = -1  # in the order in which ϑ is formed
-
-
-@dataclass
-class Simulation:
-    """The events of VFB², one method for each. Reading it beside Algorithms 2 and 3 is the idea."""
-
-    setup: Setup
-    draws: Draws
-    queue: EventQueue = field(default_factory=EventQueue)
-    target: int = 0  # steps that may begin before the next barrier
-    started: int = 0
-    oldest: int = 0  # the first step that is not finished, in the order of their beginning
-    formed: int = 0  # values of ϑ
-
-    def __post_init__(self) -> None:
-        q = self.setup.problem.q
-        self.parties = [Party(self.setup, l) for l in range(q)]
-        self.inbox, self.busy = [deque() for _ in range(q)], [0] * q
-        self.waiting, self.left = deque(), {}
-        self.own = dict.fromkeys(self.setup.active, 0)  # steps of each dominator
-        self.last = np.zeros((q, q))  # when the last message from a to l arrives
-        self.steps, self.updates = [], []
-
-    # a dominator's thread: Algorithm 2
-
-    def begin(self, a: int) -> None:
-        """Dominator ``a`` draws a sample and asks every party for its score (lines 2 and 3)."""
-        if self.started == self.target:
-            return
-        bound = self.setup.bound
-        if bound is not None and self.started - self.oldest > bound:
-            self.waiting.append(a)
-            return
-        i, delays, masks = self.draws.step(a, self.own[a])
-        q, me = self.setup.problem.q, self.parties[a]
-        step = Step(a, self.started, i, delays, masks, np.zeros(q), np.zeros(q, np.int64), me.w, q)
-        self.own[a] += 1
-        self.left[self.started] = self.setup.updates
-        self.started += 1
-        for l in range(q):
-            if l != a:
-                self.send(step, l, leg=0)
-        self.after(self.setup.cost[a], self.gather, step, a, me.score(i), me.version)
-
-    def gather(self, step: Step, l: int, score: float, version: int) -> None:
-        """Party ``l``'s score is in. With the last of them, ϑ is formed and sent (lines 4 to 6)."""
-        step.scores[l], step.reads[l] = score, version
-        step.missing -= 1
-        if step.missing:
-            return
-        a, problem = step.dominator, self.setup.problem
-        z = (step.scores + step.masks).sum() - step.masks.sum()  # Algorithm 1
-        step.theta = float(problem.theta(z, problem.y[step.i]))
-        step.place = self.formed
-        self.formed += 1
-        if self.setup.backward:
-            for l in range(problem.q):
-                if l != a:
-                    self.send(step, l, leg=2)
-        v = self.parties[a].estimate(step.theta, step.i, step.w)
-        label = self.label(step, a, int(step.reads[a]))
-        self.steps.append((a, step.i, step.theta, z, self.queue.now, label, step.reads))
-        self.after(self.setup.cost[a], self.dominate, step, label, v)
-
-    def dominate(self, step: Step, label: int, v: np.ndarray) -> None:
-        """The dominator writes its own block (line 7) and goes on with its next step."""
-        self.write(step, step.dominator, label, v, step.w)
-        self.after(0, self.begin, step.dominator)
-
-    # a collaborator's threads: Algorithm 3
-
-    def arrive(self, step: Step, l: int, leg: int) -> None:
-        """A request (``leg=0``) or ``(ϑ, i)`` (``leg=2``) comes into party ``l``'s inbox."""
-        if leg == 0 and self.setup.prompt:
-            me, time = self.parties[l], self.setup.cost[l] + step.delays[l, 1]
-            self.after(time, self.gather, step, l, me.score(step.i), me.version)
-        else:
-            self.inbox[l].append((step, leg))
-            self.serve(l)
-
-    def serve(self, l: int) -> None:
-        """Free threads of party ``l`` take up what waits: they read the block now."""
-        while self.inbox[l] and self.busy[l] < self.setup.threads:
-            step, leg = self.inbox[l].popleft()
-            self.busy[l] += 1
-            me, cost = self.parties[l], self.setup.cost[l]
-            if leg == 0:
-                self.after(cost, self.answer, step, l, me.score(step.i), me.version)
-            else:
-                label = self.label(step, l, me.version)
-                v = me.estimate(step.theta, step.i, me.w)
-                self.after(cost, self.collaborate, step, l, label, v, me.w)
-
-    def answer(self, step: Step, l: int, score: float, version: int) -> None:
-        """The score that was asked for is on its way to the dominator."""
-        self.after(step.delays[l, 1], self.gather, step, l, score, version)
-        self.free(l)
-
-    def collaborate(self, step: Step, l: int, label: int, v: np.ndarray, w: np.ndarray) -> None:
-        """The collaborative update is written (line 4)."""
-        self.write(step, l, label, v, w)
-        self.free(l)
-
-    def free(self, l: int) -> None:
-        """A thread of party ``l`` takes up the next job, if there is one."""
-        self.busy[l] -= 1
-        self.serve(l)
-
-    # the machinery
-
-    def after(self, time: float, what: Callable, *args: object) -> None:
-        """Let something happen when a time has passed."""
-        self.queue.push(self.queue.now + time, (what, *args))
-
-    def send(self, step: Step, l: int, leg: int) -> None:
-        """Send to party ``l``; what was sent before arrives before."""
-        time = self.queue.now + step.delays[l, leg]
-        if self.setup.ordered:
-            time = self.last[step.dominator, l] = max(time, self.last[step.dominator, l])
-        self.queue.push(time, (self.arrive, step, l, leg))
-
-    def label(self, step: Step, l: int, read: int) -> int:
-        """Give the next label to an update of party ``l``, and note what it has read."""
-        self.updates.append([self.queue.now, np.nan, l, step.place, read, -1])
-        return len(self.updates) - 1
-
-    def write(self, step: Step, l: int, label: int, v: np.ndarray, w: np.ndarray) -> None:
-        """Write an update; when it is its step's last, the next step may be free to begin."""
-        me = self.parties[l]
-        self.updates[label][1], self.updates[label][5] = self.queue.now, me.version
-        me.write(v, step.theta, step.i, w)
-        self.left[step.number] -= 1
-        if self.left.get(self.oldest) != 0:
-            return
-        while self.left.get(self.oldest) == 0:
-            del self.left[self.oldest]
-            self.oldest += 1
-        while self.waiting:  # each looks again whether it may
-            self.after(0, self.begin, self.waiting.popleft())
-
-    # what the loop around it asks for
-
-    @property
-    def now(self) -> float:
-        """The simulated time."""
-        return self.queue.now
-
-    @property
-    def w(self) -> np.ndarray:
-        """The model as it is now, ``[d]``."""
-        w = np.empty(self.setup.problem.d)
-        for party, block in zip(self.parties, self.setup.problem.blocks, strict=True):
-            w[block] = party.w
-        return w
-
-    def receive(self, theta: np.ndarray) -> None:
-        """Let every party take in ϑ of all n samples."""
-        for party in self.parties:
-            party.receive(theta)
-
-    def restart(self, target: int, time: float) -> None:
-        """After a barrier: let all dominators begin at a time, until ``target`` steps are begun."""
-        self.target, self.queue.now = target, time
-        self.waiting.clear()
-        for a in self.setup.active:
-            self.after(0, self.begin, a)
-
-    def advance(self, formed: int) -> None:
-        """Let things happen until so many values of ϑ are formed, or nothing is left to happen."""
-        while len(self.queue) and self.formed < formed:
-            what, *args = self.queue.pop()[1]
-            what(*args)
-
-    def finish(self) -> None:
-        """Let everything happen that is under way."""
-        while len(self.queue):
-            what, *args = self.queue.pop()[1]
-            what(*args)
-
-    def records(self) -> tuple[Messages, Log]:
-        """Return what was noted on the way."""
-        a, i, theta, z, time, label, reads = (
-            zip(*self.steps, strict=True) if self.steps else [()] * 7
-        )
-        label_time, written, party, place, read, write = (
-            zip(*self.updates, strict=True) if self.updates else [()] * 6
-        )
-        whole = np.int64
-        messages = Messages(
-            np.array(theta), np.array(i, whole), np.array(a, whole), np.array(z), np.array(time)
-        )
-        reads = np.array(reads, whole).reshape(-1, self.setup.problem.q)
-        ints = (np.array(v, whole) for v in (party, place, read, write))
-        log = Log(np.array(label_time), np.array(written), *ints, reads, np.array(label, whole))
-        return messages, log
-
-
-# --- the entry ------------------------------------------------------------------------------------
+from fedlib.papers.vertical.runs import Row, Run
+from fedlib.papers.vertical.setup import Draws, Setup, at_least, total_steps
+from fedlib.population.delays import Deterministic, Law
 
 
 @few_passes
@@ -343,7 +63,6 @@ def simulate_parties(
     seed: int = 0,
     log: bool = True,
     keep: str | None = None,
-    plain: bool = False,
 ) -> Run:
     """Run VFB² event by event on a simulated clock.
 
@@ -396,8 +115,6 @@ def simulate_parties(
         Whether to keep a row for every block update.
     keep
         ``"snapshots"`` keeps ``w`` at every barrier of SVRG.
-    plain
-        Run the version that is written for reading; it gives the same run, slowly.
 
     Returns
     -------
@@ -410,20 +127,20 @@ def simulate_parties(
         When a setting does not fit.
     """
     total = total_steps(problem.n, epochs, steps)
-    setup = checked_setup(
+    setup = Setup(
         problem, method, lr, active, threads, compute, delays, bound, ordered, table, mask,
         backward, seed, start, total, log, prompt,
     )  # fmt: skip
-    return drive((Simulation if plain else Compiled)(setup, Draws(setup)), inner, every, keep)
+    return drive(Simulation(setup, Draws(setup)), inner, every, keep)
 
 
-def drive(sim: Any, inner: int | None, every: float, keep: str | None = None) -> Run:
+def drive(sim: Simulation, inner: int | None, every: float, keep: str | None = None) -> Run:
     """Take a simulation from barrier to barrier, with a pass over the data where one is needed.
 
     Parameters
     ----------
     sim
-        A :class:`Simulation` at time 0, or what has its members.
+        A simulation at time 0.
     inner, every, keep
         As in :func:`simulate_parties`.
     """

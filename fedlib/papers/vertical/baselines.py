@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,11 +18,11 @@ from scipy import sparse
 
 from fedlib.engine.pilot import few_passes
 from fedlib.errors import unknown
-from fedlib.papers.vertical.algorithm import Simulation, drive, simulate_parties
-from fedlib.papers.vertical.compiled import DONE, Compiled, run_rounds
+from fedlib.papers.vertical.algorithm import drive, simulate_parties
+from fedlib.papers.vertical.compiled import Rounds
 from fedlib.papers.vertical.problem import Problem
 from fedlib.papers.vertical.runs import Run
-from fedlib.papers.vertical.setup import Draws, checked_setup, total_steps
+from fedlib.papers.vertical.setup import Draws, Setup, total_steps
 from fedlib.population.delays import Deterministic, Law
 
 
@@ -121,7 +120,6 @@ def synchronous(
     every: float = 1.0,
     start: np.ndarray | None = None,
     seed: int = 0,
-    plain: bool = False,
 ) -> Run:
     """Run VFB, the synchronous counterpart: rounds in which everybody waits for the slowest.
 
@@ -151,69 +149,8 @@ def synchronous(
         Model, evaluations and messages; no log, as nothing is stale.
     """
     total = total_steps(problem.n, epochs, steps)
-    setup = checked_setup(
-        problem, method, lr, active, threads, compute, delays, None, True, table, 0.0, True, seed,
-        start, total, False,
+    setup = Setup(
+        problem, method, lr, active, threads, compute, delays, table=table, seed=seed, start=start,
+        steps=total, log=False,
     )  # fmt: skip
-    return drive((Rounds if plain else CompiledRounds)(setup, Draws(setup)), inner, every)
-
-
-class Rounds(Simulation):
-    """The rounds of VFB, for reading: what :func:`synchronous` runs compiled."""
-
-    def advance(self, formed: int) -> None:
-        """Go on in whole rounds until so many values of ϑ are formed, or the barrier is reached."""
-        while self.formed < min(formed, self.target):
-            self.round(self.setup.active[: self.target - self.formed])
-
-    def finish(self) -> None:
-        """Go on to the barrier."""
-        self.advance(self.target)
-
-    def restart(self, target: int, time: float) -> None:
-        """Begin again at a time, until ``target`` steps are done."""
-        self.target, self.queue.now = target, time
-
-    def round(self, active: Sequence[int]) -> None:
-        """Let each of the active parties take a step, all from the same ``w``."""
-        problem, steps, start = self.setup.problem, [], self.now
-        self.queue.now += self.duration(active)
-        for a in active:
-            i = self.draws.step(a, self.own[a])[0]
-            self.own[a] += 1
-            z = sum(party.score(i) for party in self.parties)
-            theta = float(problem.theta(z, problem.y[i]))
-            steps.append((theta, i))
-            self.steps.append((a, i, theta, z, start, -1, [0] * problem.q))
-            self.formed += 1
-        for party in self.parties:
-            w = party.w
-            estimates = [party.estimate(theta, i, w) for theta, i in steps]
-            for v, (theta, i) in zip(estimates, steps, strict=True):
-                party.write(v, theta, i, w)
-
-    def duration(self, active: Sequence[int]) -> float:
-        """Return how long a round lasts; see :func:`synchronous`."""
-        cost, k, gather, update = self.setup.cost, self.setup.threads, 0.0, 0.0
-        for a in active:
-            delays = self.draws.step(a, self.own[a])[1]
-            for l, (request, answer, backward) in enumerate(delays):
-                foreign = len(active) - (l in active)
-                work = cost[l] * (1 if l == a else math.ceil(foreign / k))
-                gather = max(gather, request + work + answer)
-                update = max(update, backward + work)
-        return gather + update
-
-
-class CompiledRounds(Compiled):
-    """The same rounds, compiled."""
-
-    def advance(self, formed: int) -> None:
-        """Go on in whole rounds until so many values of ϑ are formed, or the barrier is reached."""
-        while run_rounds(self.D, self.R, self.Q, self.M, self.N, formed) != DONE:
-            self._refill() if self.Q.clock["need"][0] else self._grow()
-
-    def restart(self, target: int, time: float) -> None:
-        """Begin again at a time, until ``target`` steps are done."""
-        self.Q.clock["target"], self.Q.clock["now"] = target, time
-        self._refill()
+    return drive(Rounds(setup, Draws(setup)), inner, every)

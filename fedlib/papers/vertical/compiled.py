@@ -1,8 +1,9 @@
-"""The event loop of VFB², compiled: the events of the plain version, one by one, in its order.
+"""The event loop of VFB², compiled: the events of the chapter's readable loop, in its order.
 
 Nothing is compiled when this module is imported: numba compiles a function at its first call and
-keeps the result on disk. What belongs together lies together, in few arrays of records: each array
-that a compiled function is given costs time at every call.
+keeps the result on disk. What belongs together lies together, in few arrays of records, since each
+array that is handed over from Python costs time at every call. Most of what an event does is
+inlined into :func:`_run`, for the same reason.
 
 Columns are reordered once, so that each party's are neighbours. For arrays, and wherever the
 regulariser is not linear, every update goes through the whole block (*eager*). For sparse data
@@ -37,6 +38,9 @@ NONE, L2, NONCONVEX = range(3)
 DONE, REFILL, ROOM = range(3)
 LAZY = 0.01  # the largest γλ for which the lazy form is used
 TINY = 2.0**-60
+# No array is made in these functions, so none needs counting: three times as fast.
+compiled = njit(cache=True, _nrt=False)
+inlined = njit(cache=True, _nrt=False, inline="always")
 
 WHOLE, REAL, HALF = np.int64, np.float64, np.int32
 CLOCK = np.dtype([
@@ -44,7 +48,11 @@ CLOCK = np.dtype([
     ("oldest", WHOLE), ("formed", WHOLE), ("labels", WHOLE), ("waiting", WHOLE), ("need", WHOLE),
     ("crowded", WHOLE),
 ])  # fmt: skip
-EVENT = np.dtype([("time", REAL), ("order", WHOLE), ("what", WHOLE), ("step", WHOLE)])
+EVENT = np.dtype([  # ``what`` happens to which party and worker of it, in which step
+    ("time", REAL), ("order", WHOLE), ("what", HALF), ("party", HALF), ("worker", HALF),
+    ("step", HALF),  # of BEGIN: the dominator, by its place among the active
+])  # fmt: skip
+JOB = np.dtype([("what", HALF), ("step", HALF)])
 STEP = np.dtype([("of", WHOLE), ("i", WHOLE), ("theta", REAL), ("place", WHOLE), ("left", WHOLE)])
 LINK = np.dtype([  # between a dominator and a party, for the dominator's present step
     ("request", REAL), ("answer", REAL), ("backward", REAL), ("mask", REAL), ("score", REAL),
@@ -69,19 +77,6 @@ UPDATE = np.dtype([
 ])  # fmt: skip
 
 
-class Data(NamedTuple):
-    """The columns in the parties' order: ``x`` for arrays, ``val``, ``col``, ``ptr`` for CSR."""
-
-    x: np.ndarray  # [n, d]
-    val: np.ndarray
-    col: np.ndarray  # places in w
-    ptr: np.ndarray  # [n q + 1], where row i of party l begins: ptr[i q + l]
-    off: np.ndarray  # [q + 1], where each block of w begins
-    y: np.ndarray
-    cost: np.ndarray  # [q]
-    active: np.ndarray  # [m]
-
-
 class Rule(NamedTuple):
     """What does not change in a simulation."""
 
@@ -102,12 +97,25 @@ class Rule(NamedTuple):
     prompt: bool
 
 
-class Queue(NamedTuple):
-    """What is under way."""
+class State(NamedTuple):
+    """All that the loop reads and writes."""
 
+    rule: Rule
+
+    # the columns in the parties' order: x for arrays, val, col and ptr for CSR
+    x: np.ndarray  # [n, d]
+    val: np.ndarray
+    col: np.ndarray  # places in w
+    ptr: np.ndarray  # [n q + 1], where row i of party l begins: ptr[i q + l]
+    off: np.ndarray  # [q + 1], where each block of w begins
+    y: np.ndarray
+    cost: np.ndarray  # [q]
+    active: np.ndarray  # [m]
+
+    # what is under way
     clock: np.ndarray  # [1]
     heap: np.ndarray
-    inbox: np.ndarray  # [q, room], rings of 2 step + (1 if it is (ϑ, i))
+    inbox: np.ndarray  # [q, room], rings of jobs
     idle: np.ndarray  # [q, k], stacks of free workers
     waiting: np.ndarray  # dominators that the bound holds back
     own: np.ndarray  # [m], steps begun
@@ -117,10 +125,7 @@ class Queue(NamedTuple):
     links: np.ndarray  # [m, q]
     steps: np.ndarray  # by beginning
 
-
-class Memory(NamedTuple):
-    """What parties and threads hold."""
-
+    # what parties and threads hold
     parties: np.ndarray
     slots: np.ndarray  # [q, k + 1], threads
     w: np.ndarray  # z in the lazy form
@@ -134,20 +139,31 @@ class Memory(NamedTuple):
     sums: np.ndarray  # [n], zero between two writes
     touched: np.ndarray
 
-
-class Notes(NamedTuple):
-    """What is written down, by place of a step and by label of an update."""
-
+    # what is written down, by place of a step and by label of an update
     sent: np.ndarray
     reads: np.ndarray
     updates: np.ndarray
 
 
 # --- events ---------------------------------------------------------------------------------------
+#
+# A function an event, named as in the chapter's readable loop. What each of them may write:
+#
+# _begin        a new step and the links to its dominator; clock: started, need; own, missing;
+#               or, held back by the bound, waiting
+# _gather       the step's theta and place; missing; sent and reads; clock: formed
+# _dominate     what a write changes, see _written
+# _arrive       the inbox; clock: crowded; with ``prompt`` the link's score
+# _answer       only what _done does
+# _collaborate  what a write changes
+# _serve        the inbox and idle workers; the link's score, or what the worker's thread holds
+#
+# Each of them pushes events. _send keeps a link's order (last), _label gives labels (clock: labels;
+# updates), _written writes the block, its version, the step's left and the clock's oldest.
 
 
-@njit(cache=True)
-def _push(clock, heap, time, what, step):
+@compiled
+def _push(clock, heap, time, what, party, worker, step):
     """Add an event to the heap: earliest first, of the same time the one that came first."""
     n = clock[0].heap
     clock[0].heap += 1
@@ -157,15 +173,18 @@ def _push(clock, heap, time, what, step):
             break
         heap[n] = heap[up]
         n = up
-    heap[n].time, heap[n].order, heap[n].what, heap[n].step = time, clock[0].order, what, step
+    new = heap[n]
+    new.time, new.order, new.what, new.party = time, clock[0].order, what, party
+    new.worker, new.step = worker, step
     clock[0].order += 1
 
 
-@njit(cache=True)
+@compiled
 def _pop(clock, heap):
-    """Take out the first event, set the clock to it, and return what happens and in which step."""
-    what, step = heap[0].what, heap[0].step
-    clock[0].now = heap[0].time
+    """Take out the first event, set the clock to it, and return what, whose, which worker, step."""
+    event = heap[0]
+    found = event.what, event.party, event.worker, event.step
+    clock[0].now = event.time
     clock[0].heap -= 1
     n, at = clock[0].heap, 0
     time, order = heap[n].time, heap[n].order
@@ -182,209 +201,275 @@ def _pop(clock, heap):
         heap[at] = heap[down]
         at = down
     heap[at] = heap[n]
-    return what, step
+    return found
 
 
-@njit(cache=True)
-def _run(D, R, Q, M, N, until):
+@compiled
+def _run(state, until):
     """Let things happen until so many values of ϑ are formed; return early for draws or room."""
-    clock, heap, inbox, idle, links, steps = Q.clock, Q.heap, Q.inbox, Q.idle, Q.links, Q.steps
-    parties, slots, updates, q, k = M.parties, M.slots, N.updates, R.q, R.threads
-    cost, active, m = D.cost, D.active, len(D.active)
-    me = clock[0]
-    while me.heap and me.formed < until:
-        if me.need:
+    clock = state.clock[0]
+    most = len(state.heap) - len(state.active) - state.rule.q - 2
+    while clock.heap and clock.formed < until:
+        if clock.need:
             return REFILL
-        if me.crowded or me.heap + m + q + 2 > len(heap):
+        if clock.crowded or clock.heap > most:
             return ROOM
-        packed, number = _pop(clock, heap)
-        what, l, worker, serving = packed % 8, packed // 8 % q, packed // 8 // q, False
-        step = steps[number]
-
-        if what == REQUEST and R.prompt:  # Simulation.arrive
-            link = links[step.of, l]
-            link.score, link.seen = _score(D, R, M, l, step.i), parties[l].version
-            _push(clock, heap, me.now + (cost[l] + link.answer), GATHER + 8 * l, number)
-
-        elif what <= BACKWARD:
-            box = parties[l]
-            inbox[l, (box.head + box.size) % inbox.shape[1]] = 2 * number + what
-            box.size += 1
-            me.crowded = box.size == inbox.shape[1]
-            serving = True
-
-        elif what == ANSWER:  # Simulation.answer
-            _push(clock, heap, me.now + links[step.of, l].answer, GATHER + 8 * l, number)
-            idle[l, parties[l].free] = worker
-            parties[l].free += 1
-            serving = True
-
-        elif what == GATHER:  # Simulation.gather
-            a = step.of
-            Q.missing[a] -= 1
-            if Q.missing[a]:
-                continue
-            z, masks = 0.0, 0.0
-            for j in range(q):
-                z += links[a, j].score + links[a, j].mask
-                masks += links[a, j].mask
-            z -= masks
-            l = active[a]
-            theta, place = _theta(R.loss, z, D.y[step.i]), me.formed
-            step.theta, step.place = theta, place
-            me.formed += 1
-            if R.backward:
-                for j in range(q):
-                    if j != l:
-                        time = me.now + links[a, j].backward
-                        if R.ordered:
-                            time = max(time, links[a, j].last)
-                            links[a, j].last = time
-                        _push(clock, heap, time, BACKWARD + 8 * j, number)
-            _estimate(D, R, M, l, k, theta, step.i)
-            sent = N.sent[place]
-            sent.theta, sent.i, sent.dominator, sent.score = theta, step.i, l, z
-            sent.time, sent.label = me.now, me.labels
-            slots[l, k].label = me.labels
-            if R.log:
-                for j in range(q):
-                    N.reads[place, j] = links[a, j].seen
-                new = updates[me.labels]
-                new.time, new.party, new.step, new.read = me.now, l, place, links[a, l].seen
-            me.labels += 1
-            _push(clock, heap, me.now + cost[l], DOMINATE + 8 * l, number)
-
-        elif what == BEGIN:  # Simulation.begin
-            a = number
-            if me.started == me.target:
-                continue
-            if R.bound >= 0 and me.started - me.oldest > R.bound:
-                Q.waiting[me.waiting] = a
-                me.waiting += 1
-                continue
-            number, at = me.started, Q.own[a] % Q.samples.shape[1]
-            i = Q.samples[a, at]
-            steps[number].of, steps[number].i = a, i
-            steps[number].left = q if R.backward else 1
-            me.started += 1
-            Q.own[a] += 1
-            me.need = at + 1 == Q.samples.shape[1]
-            Q.missing[a] = q
-            for j in range(q):
-                link = links[a, j]
-                link.request, link.answer = Q.drawn[a, at, j, 0], Q.drawn[a, at, j, 1]
-                link.backward, link.mask = Q.drawn[a, at, j, 2], Q.drawn[a, at, j, 3]
-                if j != l:
-                    time = me.now + link.request
-                    if R.ordered:
-                        time = max(time, link.last)
-                        link.last = time
-                    _push(clock, heap, time, REQUEST + 8 * j, number)
-            _hold(D, R, M, l, k)
-            links[a, l].score, links[a, l].seen = _score(D, R, M, l, i), parties[l].version
-            _push(clock, heap, me.now + cost[l], GATHER + 8 * l, number)
-
-        else:  # Simulation.write
-            thread = worker if what == COLLABORATE else k
-            if R.log:
-                new = updates[slots[l, thread].label]
-                new.written, new.write = me.now, parties[l].version
-            if R.lazy:
-                me.crowded = _write_lazy(D, R, M, l, thread, step.theta, step.i)
-            else:
-                _write(D, R, M, l, thread, step.theta, step.i)
-            parties[l].version += 1
-            step.left -= 1
-            if me.oldest == number and step.left == 0:
-                while me.oldest < me.started and steps[me.oldest].left == 0:
-                    me.oldest += 1
-                for j in range(me.waiting):
-                    a = Q.waiting[j]
-                    _push(clock, heap, me.now, BEGIN + 8 * active[a], a)
-                me.waiting = 0
-            if what == COLLABORATE:
-                idle[l, parties[l].free] = worker
-                parties[l].free += 1
-                serving = True
-            else:
-                _push(clock, heap, me.now, BEGIN + 8 * l, step.of)
-
-        while serving and parties[l].size and parties[l].free:  # Simulation.serve
-            box = parties[l]
-            job = inbox[l, box.head]
-            box.head = (box.head + 1) % inbox.shape[1]
-            box.size -= 1
-            box.free -= 1
-            worker, number = idle[l, box.free], job // 2
-            step = steps[number]
-            if job % 2 == 0:
-                link = links[step.of, l]
-                link.score, link.seen = _score(D, R, M, l, step.i), box.version
-                then = ANSWER
-            else:
-                then = COLLABORATE
-                _hold(D, R, M, l, worker)
-                slots[l, worker].label = me.labels
-                if R.log:
-                    new = updates[me.labels]
-                    new.time, new.party, new.step, new.read = me.now, l, step.place, box.version
-                me.labels += 1
-                _estimate(D, R, M, l, worker, step.theta, step.i)
-            _push(clock, heap, me.now + cost[l], then + 8 * (l + q * worker), number)
+        what, party, worker, step = _pop(state.clock, state.heap)
+        if what <= BACKWARD:
+            _arrive(state, party, what, step)
+        elif what == ANSWER:
+            _answer(state, party, worker, step)
+        elif what == GATHER:
+            _gather(state, step)
+        elif what == COLLABORATE:
+            _collaborate(state, party, worker, step)
+        elif what == DOMINATE:
+            _dominate(state, party, step)
+        else:
+            _begin(state, step)
     return DONE
 
 
-@njit(cache=True)
-def run_rounds(D, R, Q, M, N, until):
-    """Go on in whole rounds of synchronous VFB; the plain version is ``baselines.Rounds``."""
-    me, q, m = Q.clock[0], R.q, len(D.active)
-    theta, sample = np.empty(m), np.empty(m, WHOLE)
-    while me.formed < min(until, me.target):
-        if me.need:
+@inlined
+def _begin(state, a):
+    """Dominator ``a`` draws a sample and asks every party for its score."""
+    clock, l, q = state.clock[0], state.active[a], state.rule.q
+    if clock.started == clock.target:
+        return
+    if state.rule.bound >= 0 and clock.started - clock.oldest > state.rule.bound:
+        state.waiting[clock.waiting] = a
+        clock.waiting += 1
+        return
+    number, at = clock.started, state.own[a] % state.samples.shape[1]
+    step, i = state.steps[number], state.samples[a, at]
+    step.of, step.i, step.left = a, i, q if state.rule.backward else 1
+    clock.started += 1
+    state.own[a] += 1
+    clock.need = at + 1 == state.samples.shape[1]
+    state.missing[a] = q
+    for j in range(q):
+        link, drawn = state.links[a, j], state.drawn[a, at, j]
+        link.request, link.answer, link.backward, link.mask = drawn[0], drawn[1], drawn[2], drawn[3]
+        if j != l:
+            _send(state, link, link.request, REQUEST, j, number)
+    _hold(state, l, state.rule.threads)
+    own = state.links[a, l]
+    own.score, own.seen = _score(state, l, i), state.parties[l].version
+    _push(state.clock, state.heap, clock.now + state.cost[l], GATHER, l, 0, number)
+
+
+@inlined
+def _gather(state, number):
+    """A part of a score is in. With the last of them, ϑ is formed and sent."""
+    clock, q = state.clock[0], state.rule.q
+    step = state.steps[number]
+    a, i = step.of, step.i
+    state.missing[a] -= 1
+    if state.missing[a]:
+        return
+    z, masks = 0.0, 0.0
+    for j in range(q):
+        z += state.links[a, j].score + state.links[a, j].mask
+        masks += state.links[a, j].mask
+    z -= masks
+    l, place = state.active[a], clock.formed
+    theta = _theta(state.rule.loss, z, state.y[i])
+    step.theta, step.place = theta, place
+    _sent(state, theta, i, l, z, clock.labels)
+    if state.rule.backward:
+        for j in range(q):
+            if j != l:
+                _send(state, state.links[a, j], state.links[a, j].backward, BACKWARD, j, number)
+    if state.rule.log:
+        for j in range(q):
+            state.reads[place, j] = state.links[a, j].seen
+    _label(state, l, state.rule.threads, place, state.links[a, l].seen)
+    _estimate(state, l, state.rule.threads, theta, i)
+    _push(state.clock, state.heap, clock.now + state.cost[l], DOMINATE, l, 0, number)
+
+
+@inlined
+def _dominate(state, l, number):
+    """The dominator writes its own block and goes on with its next step."""
+    _written(state, l, state.rule.threads, number)
+    _push(state.clock, state.heap, state.clock[0].now, BEGIN, l, 0, state.steps[number].of)
+
+
+@inlined
+def _arrive(state, l, what, number):
+    """A request or ``(ϑ, i)`` comes into the inbox of party ``l``."""
+    clock, step = state.clock[0], state.steps[number]
+    if what == REQUEST and state.rule.prompt:
+        link = state.links[step.of, l]
+        link.score, link.seen = _score(state, l, step.i), state.parties[l].version
+        time = clock.now + (state.cost[l] + link.answer)
+        _push(state.clock, state.heap, time, GATHER, l, 0, number)
+        return
+    party, room = state.parties[l], state.inbox.shape[1]
+    job = state.inbox[l, (party.head + party.size) % room]
+    job.what, job.step = what, number
+    party.size += 1
+    clock.crowded = party.size == room
+    _serve(state, l)
+
+
+@inlined
+def _serve(state, l):
+    """Free threads of party ``l`` take up what waits: they read the block now."""
+    party, now = state.parties[l], state.clock[0].now
+    while party.size and party.free:
+        job = state.inbox[l, party.head]
+        what, number = job.what, job.step
+        party.head = (party.head + 1) % state.inbox.shape[1]
+        party.size -= 1
+        party.free -= 1
+        worker, step = state.idle[l, party.free], state.steps[number]
+        if what == REQUEST:
+            link = state.links[step.of, l]
+            link.score, link.seen = _score(state, l, step.i), party.version
+        else:
+            _hold(state, l, worker)
+            _label(state, l, worker, step.place, party.version)
+            _estimate(state, l, worker, step.theta, step.i)
+        then = ANSWER if what == REQUEST else COLLABORATE
+        _push(state.clock, state.heap, now + state.cost[l], then, l, worker, number)
+
+
+@inlined
+def _answer(state, l, worker, number):
+    """The score that was asked for is on its way to the dominator."""
+    time = state.clock[0].now + state.links[state.steps[number].of, l].answer
+    _push(state.clock, state.heap, time, GATHER, l, 0, number)
+    _done(state, l, worker)
+
+
+@inlined
+def _collaborate(state, l, worker, number):
+    """The collaborative update is written."""
+    _written(state, l, worker, number)
+    _done(state, l, worker)
+
+
+# what several events do
+
+
+@inlined
+def _send(state, link, time, what, l, number):
+    """Send to party ``l``; what was sent before arrives before."""
+    time += state.clock[0].now
+    if state.rule.ordered:
+        time = max(time, link.last)
+        link.last = time
+    _push(state.clock, state.heap, time, what, l, 0, number)
+
+
+@inlined
+def _sent(state, theta, i, l, z, label):
+    """Note a ϑ that is formed."""
+    clock = state.clock[0]
+    new = state.sent[clock.formed]
+    new.theta, new.i, new.dominator, new.score = theta, i, l, z
+    new.time, new.label = clock.now, label
+    clock.formed += 1
+
+
+@inlined
+def _label(state, l, thread, place, read):
+    """Give the next label to the update that a thread begins, and note what it has read."""
+    clock = state.clock[0]
+    state.slots[l, thread].label = clock.labels
+    if state.rule.log:
+        new = state.updates[clock.labels]
+        new.time, new.party, new.step, new.read = clock.now, l, place, read
+    clock.labels += 1
+
+
+@inlined
+def _written(state, l, thread, number):
+    """Write an update; when it is its step's last, the next step may be free to begin."""
+    clock = state.clock[0]
+    step = state.steps[number]
+    if state.rule.log:
+        new = state.updates[state.slots[l, thread].label]
+        new.written, new.write = clock.now, state.parties[l].version
+    clock.crowded = _write(state, l, thread, step.theta, step.i)
+    state.parties[l].version += 1
+    step.left -= 1
+    if clock.oldest != number or step.left:
+        return
+    while clock.oldest < clock.started and state.steps[clock.oldest].left == 0:
+        clock.oldest += 1
+    for j in range(clock.waiting):  # each looks again whether it may
+        a = state.waiting[j]
+        _push(state.clock, state.heap, clock.now, BEGIN, state.active[a], 0, a)
+    clock.waiting = 0
+
+
+@inlined
+def _done(state, l, worker):
+    """A thread of party ``l`` takes up the next job, if there is one."""
+    party = state.parties[l]
+    state.idle[l, party.free] = worker
+    party.free += 1
+    _serve(state, l)
+
+
+# --- rounds ---------------------------------------------------------------------------------------
+
+
+@compiled
+def run_rounds(state, until):
+    """Go on in whole rounds of synchronous VFB; return early for draws or room."""
+    clock = state.clock[0]
+    m = len(state.active)
+    while clock.formed < min(until, clock.target):
+        if clock.need:
             return REFILL
-        if me.crowded:
+        if clock.crowded:
             return ROOM
-        r = min(m, me.target - me.formed)
-        gather, update = 0.0, 0.0
+        r = min(m, clock.target - clock.formed)
+        lasts = _duration(state, r)
         for a in range(r):
-            own, at = D.active[a], Q.own[a] % Q.samples.shape[1]
-            for l in range(q):
-                others = r
-                for j in range(r):
-                    others -= D.active[j] == l
-                jobs = 1 if l == own else -(-others // R.threads)
-                drawn = Q.drawn[a, at, l]
-                gather = max(gather, drawn[0] + D.cost[l] * jobs + drawn[1])
-                update = max(update, drawn[2] + D.cost[l] * jobs)
-        for a in range(r):
-            at, z = Q.own[a] % Q.samples.shape[1], 0.0
-            i = sample[a] = Q.samples[a, at]
-            Q.own[a] += 1
-            me.need |= at + 1 == Q.samples.shape[1]
-            for l in range(q):
-                z += _score(D, R, M, l, i)
-            theta[a] = _theta(R.loss, z, D.y[i])
-            sent = N.sent[me.formed]
-            sent.theta, sent.i, sent.dominator, sent.score = theta[a], i, D.active[a], z
-            sent.time, sent.label = me.now, -1
-            me.formed += 1
-        for l in range(q):
+            at, z = state.own[a] % state.samples.shape[1], 0.0
+            i = state.samples[a, at]
+            state.own[a] += 1
+            clock.need |= at + 1 == state.samples.shape[1]
+            for l in range(state.rule.q):
+                z += _score(state, l, i)
+            step, theta = state.steps[a], _theta(state.rule.loss, z, state.y[i])
+            step.i, step.theta = i, theta
+            _sent(state, theta, i, state.active[a], z, -1)
+        for l in range(state.rule.q):
             for a in range(r):
-                _hold(D, R, M, l, a)
-                _estimate(D, R, M, l, a, theta[a], sample[a])
+                _hold(state, l, a)
+                _estimate(state, l, a, state.steps[a].theta, state.steps[a].i)
             for a in range(r):
-                if R.lazy:
-                    me.crowded |= _write_lazy(D, R, M, l, a, theta[a], sample[a])
-                else:
-                    _write(D, R, M, l, a, theta[a], sample[a])
-        me.now += gather + update
+                clock.crowded |= _write(state, l, a, state.steps[a].theta, state.steps[a].i)
+        clock.now += lasts
     return DONE
+
+
+@compiled
+def _duration(state, r):
+    """Return how long a round of the first ``r`` dominators lasts, see ``synchronous``."""
+    gather, update = 0.0, 0.0
+    for a in range(r):
+        at = state.own[a] % state.samples.shape[1]
+        for l in range(state.rule.q):
+            others = r
+            for j in range(r):
+                others -= state.active[j] == l
+            jobs = 1 if l == state.active[a] else -(-others // state.rule.threads)
+            drawn = state.drawn[a, at, l]
+            gather = max(gather, drawn[0] + state.cost[l] * jobs + drawn[1])
+            update = max(update, drawn[2] + state.cost[l] * jobs)
+    return gather + update
 
 
 # --- the numbers ----------------------------------------------------------------------------------
 
 
-@njit(cache=True)
+@compiled
 def _theta(loss, z, y):
     if loss == 0:
         return -y / (1 + np.exp(min(y * z, 700.0)))
@@ -393,13 +478,13 @@ def _theta(loss, z, y):
     return (z - y) / (1 + (z - y) ** 2 / 2)
 
 
-@njit(cache=True)
-def _pull(R, w, out):
+@compiled
+def _pull(rule, w, out):
     """Write ``λ ∇g(w)``."""
-    lam = R.lam
-    if R.penalty == NONE:
+    lam = rule.lam
+    if rule.penalty == NONE:
         out[:] = 0.0
-    elif R.penalty == L2:
+    elif rule.penalty == L2:
         for j in range(len(w)):
             out[j] = lam * w[j]
     else:
@@ -408,165 +493,161 @@ def _pull(R, w, out):
             out[j] = lam * w[j] / (square * square)
 
 
-@njit(cache=True)
+@compiled
 def _sum(to, factor, what):
     """Add a multiple of one vector to another."""
     for j in range(len(to)):
         to[j] += factor * what[j]
 
 
-@njit(cache=True)
-def _score(D, R, M, l, i):
+@compiled
+def _add(state, l, i, factor, to, start):
+    """Add ``factor · (x_i)_l`` to a vector that begins at column ``start``."""
+    if not state.rule.sparse:
+        first, last = state.off[l], state.off[l + 1]
+        _sum(to[first - start : last - start], factor, state.x[i, first:last])
+        return
+    at = i * state.rule.q + l
+    for e in range(state.ptr[at], state.ptr[at + 1]):
+        to[state.col[e] - start] += factor * state.val[e]
+
+
+@inlined
+def _score(state, l, i):
     """Return the local score of a sample."""
+    rule = state.rule
     total = 0.0
-    if not R.sparse:
-        for j in range(D.off[l], D.off[l + 1]):
-            total += D.x[i, j] * M.w[j]
+    if not rule.sparse:
+        for j in range(state.off[l], state.off[l + 1]):
+            total += state.x[i, j] * state.w[j]
         return total
-    first, last = D.ptr[i * R.q + l], D.ptr[i * R.q + l + 1]
+    first, last = state.ptr[i * rule.q + l], state.ptr[i * rule.q + l + 1]
     for e in range(first, last):
-        total += D.val[e] * M.w[D.col[e]]
-    if R.lazy:
-        total *= M.parties[l].c
-        if R.method != SGD:
+        total += state.val[e] * state.w[state.col[e]]
+    if rule.lazy:
+        total *= state.parties[l].c
+        if rule.method != SGD:
             other = 0.0
             for e in range(first, last):
-                other += D.val[e] * M.mean[D.col[e]]
-            total += M.parties[l].b * other
+                other += state.val[e] * state.mean[state.col[e]]
+            total += state.parties[l].b * other
     return total
 
 
-@njit(cache=True)
-def _add(D, R, l, i, factor, to):
-    """Add ``factor · (x_i)_l`` to the party's part of a vector of all columns (sparse data)."""
-    at = i * R.q + l
-    for e in range(D.ptr[at], D.ptr[at + 1]):
-        to[D.col[e]] += factor * D.val[e]
-
-
-@njit(cache=True)
-def _hold(D, R, M, l, thread):
+@inlined
+def _hold(state, l, thread):
     """Remember the block as it is now, for what this thread will write."""
-    start = D.off[l]
-    if R.lazy:
-        slot, party = M.slots[l, thread], M.parties[l]
+    if state.rule.lazy:
+        slot, party = state.slots[l, thread], state.parties[l]
         slot.live, slot.c, slot.b, slot.at = 1, party.c, party.b, party.pairs
-    else:
-        for j in range(start, D.off[l + 1]):
-            M.read[l, thread, j - start] = M.w[j]
+        return
+    start = state.off[l]
+    for j in range(start, state.off[l + 1]):
+        state.read[l, thread, j - start] = state.w[j]
 
 
-@njit(cache=True)
-def _estimate(D, R, M, l, thread, theta, i):
+@inlined
+def _estimate(state, l, thread, theta, i):
     """Form the estimator from the block that was read and the memory as it is now."""
-    beta, slot = theta, M.slots[l, thread]
-    if R.method == SVRG:
-        beta -= M.kept[0, i]
-    elif R.method == SAGA and not R.full:
-        beta -= M.kept[l, i]
-    slot.beta, slot.mean_at = beta, M.parties[l].pairs
-    if R.lazy:
+    rule = state.rule
+    beta, slot = theta, state.slots[l, thread]
+    if rule.method == SVRG:
+        beta -= state.kept[0, i]
+    elif rule.method == SAGA and not rule.full:
+        beta -= state.kept[l, i]
+    slot.beta, slot.mean_at = beta, state.parties[l].pairs
+    if rule.lazy:
         return
-    start, stop = D.off[l], D.off[l + 1]
-    read, v = M.read[l, thread, : stop - start], M.v[l, thread, : stop - start]
-    _pull(R, read, v)
-    if R.method != SGD:
-        _sum(v, 1.0, M.mean[start:stop])
-    if R.method == SVRG:
-        _sum(v, -1.0, M.fixed[start:stop])
-    elif R.full:
-        _sum(v, -1.0, M.table[i, start:stop])
-    if not R.sparse:
-        _sum(v, beta, D.x[i, start:stop])
-    else:
-        at = i * R.q + l
-        for e in range(D.ptr[at], D.ptr[at + 1]):
-            v[D.col[e] - start] += beta * D.val[e]
+    start, stop = state.off[l], state.off[l + 1]
+    v = state.v[l, thread, : stop - start]
+    _pull(rule, state.read[l, thread, : stop - start], v)
+    if rule.method != SGD:
+        _sum(v, 1.0, state.mean[start:stop])
+    if rule.method == SVRG:
+        _sum(v, -1.0, state.fixed[start:stop])
+    elif rule.full:
+        _sum(v, -1.0, state.table[i, start:stop])
+    _add(state, l, i, beta, v, start)
 
 
-@njit(cache=True)
-def _write(D, R, M, l, thread, theta, i):
-    """Add the estimator to the whole block, and remember (eager)."""
-    start, stop, n = D.off[l], D.off[l + 1], len(D.y)
-    read, v = M.read[l, thread, : stop - start], M.v[l, thread, : stop - start]
-    _sum(M.w[start:stop], -R.lr, v)
-    if R.method != SAGA:
-        return
-    if R.full:
-        _pull(R, read, v)  # u into v: the estimator is not needed any more
-        if not R.sparse:
-            _sum(v, theta, D.x[i, start:stop])
-        else:
-            at = i * R.q + l
-            for e in range(D.ptr[at], D.ptr[at + 1]):
-                v[D.col[e] - start] += theta * D.val[e]
+@inlined
+def _write(state, l, thread, theta, i):
+    """Add the estimator to the block, and remember; return whether pairs need room (lazy)."""
+    rule = state.rule
+    if rule.lazy:
+        return _write_lazy(state, l, thread, theta, i)
+    start, stop, n = state.off[l], state.off[l + 1], len(state.y)
+    v = state.v[l, thread, : stop - start]
+    _sum(state.w[start:stop], -rule.lr, v)
+    if rule.full:
+        _pull(rule, state.read[l, thread, : stop - start], v)  # u into v, which is done with
+        _add(state, l, i, theta, v, start)
         for j in range(start, stop):
-            M.mean[j] += (v[j - start] - M.table[i, j]) / n
-            M.table[i, j] = v[j - start]
-        return
-    change = (theta - M.kept[l, i]) / n
-    M.kept[l, i] = theta
-    if R.sparse:
-        _add(D, R, l, i, change, M.mean)
-    else:
-        _sum(M.mean[start:stop], change, D.x[i, start:stop])
+            state.mean[j] += (v[j - start] - state.table[i, j]) / n
+            state.table[i, j] = v[j - start]
+    elif rule.method == SAGA:
+        _add(state, l, i, (theta - state.kept[l, i]) / n, state.mean, 0)
+        state.kept[l, i] = theta
+    return False
 
 
-@njit(cache=True)
-def _write_lazy(D, R, M, l, thread, theta, i):
+@compiled
+def _write_lazy(state, l, thread, theta, i):
     """Add the estimator through the non-zero columns (lazy); return whether pairs need room.
 
     The formula stands at the top of this module.
     """
-    slot, party, pairs, sums = M.slots[l, thread], M.parties[l], M.pairs[l], M.sums
-    h = R.lr * R.lam if R.penalty == L2 else 0.0
+    rule = state.rule
+    slot, party = state.slots[l, thread], state.parties[l]
+    pairs, sums = state.pairs[l], state.sums
+    h = rule.lr * rule.lam if rule.penalty == L2 else 0.0
     party.c -= h * slot.c
-    if R.method != SGD:
-        party.b -= h * slot.b + R.lr
-    count, top = 0, abs(R.lr * slot.beta)
+    if rule.method != SGD:
+        party.b -= h * slot.b + rule.lr
+    count, top = 0, abs(rule.lr * slot.beta)
     for k in range(slot.at, party.pairs):  # h c_B Δz + h b_B ΔD + γ ΔD_T, row by row
         pair = pairs[k]
         g = h * (slot.c * pair.z + slot.b * pair.d)
         if k >= slot.mean_at:
-            g += R.lr * pair.d
+            g += rule.lr * pair.d
         if g != 0.0:
             if sums[pair.row] == 0.0:
-                M.touched[count] = pair.row
+                state.touched[count] = pair.row
                 count += 1
             sums[pair.row] += g
             top = max(top, abs(g))
     for k in range(count):
-        row = M.touched[k]
+        row = state.touched[k]
         g = sums[row]
         sums[row] = 0.0
         if abs(g) > TINY * top:
-            _note(D, R, M, l, row, g / party.c, 0.0)
+            _pair(state, l, row, g / party.c, 0.0)
     change = 0.0
-    if R.method == SAGA:
-        change = (theta - M.kept[l, i]) / len(D.y)
-        M.kept[l, i] = theta
-        _add(D, R, l, i, change, M.mean)
-    _note(D, R, M, l, i, -(R.lr * slot.beta + party.b * change) / party.c, change)
+    if rule.method == SAGA:
+        change = (theta - state.kept[l, i]) / len(state.y)
+        state.kept[l, i] = theta
+        _add(state, l, i, change, state.mean, 0)
+    _pair(state, l, i, -(rule.lr * slot.beta + party.b * change) / party.c, change)
     slot.live = 0
-    _forget(M, l)
+    _forget(party, state.slots[l], pairs)
     if abs(party.c) < 1e-6:
-        _rescale(D, M, l)
+        _rescale(state, l)
     return 2 * party.pairs + 2 > len(pairs)
 
 
-@njit(cache=True)
-def _note(D, R, M, l, row, z, d):
+@compiled
+def _pair(state, l, row, z, d):
     """Add a row to z, and note the pair."""
-    _add(D, R, l, row, z, M.w)
-    pair = M.pairs[l, M.parties[l].pairs]
+    party = state.parties[l]
+    _add(state, l, row, z, state.w, 0)
+    pair = state.pairs[l, party.pairs]
     pair.row, pair.z, pair.d = row, z, d
-    M.parties[l].pairs += 1
+    party.pairs += 1
 
 
-@njit(cache=True)
-def _forget(M, l):
+@compiled
+def _forget(party, slots, pairs):
     """Drop the pairs that no thread of this party needs any more."""
-    party, slots, pairs = M.parties[l], M.slots[l], M.pairs[l]
     first = party.pairs
     for t in range(len(slots)):
         if slots[t].live:
@@ -581,17 +662,17 @@ def _forget(M, l):
         slots[t].mean_at -= first
 
 
-@njit(cache=True)
-def _rescale(D, M, l):
+@compiled
+def _rescale(state, l):
     """Move the factor c into z before it gets too small."""
-    c, slots, pairs = M.parties[l].c, M.slots[l], M.pairs[l]
-    for j in range(D.off[l], D.off[l + 1]):
-        M.w[j] *= c
-    for k in range(M.parties[l].pairs):
+    c, slots, pairs = state.parties[l].c, state.slots[l], state.pairs[l]
+    for j in range(state.off[l], state.off[l + 1]):
+        state.w[j] *= c
+    for k in range(state.parties[l].pairs):
         pairs[k].z *= c
     for t in range(len(slots)):
         slots[t].c /= c
-    M.parties[l].c = 1.0
+    state.parties[l].c = 1.0
 
 
 @njit(cache=True)
@@ -616,28 +697,30 @@ def _split(indptr, indices, data, party, place, q):
 # --- from outside ---------------------------------------------------------------------------------
 
 
-class Compiled:
-    """The same as the plain ``Simulation``, from the outside."""
+class Simulation:
+    """The parties of a setup on a simulated clock, from outside the compiled loop."""
 
     def __init__(self, setup: Setup, draws: Draws) -> None:
         self.setup, self.draws = setup, draws
-        problem = setup.problem
-        self.columns = np.concatenate(problem.blocks)
-        self.D, self.R = _data(setup, self.columns), _rule(setup)
-        self.Q, self.M, self.N = _queue(setup), _memory(setup, self.R), _notes(setup)
-        start = np.zeros(problem.d) if setup.start is None else setup.start
-        self.M.w[:] = start[self.columns]
+        self.columns = np.concatenate(setup.problem.blocks)
+        rule = _rule(setup)
+        self.state = State(
+            rule, **_data(setup, self.columns), **_under_way(setup), **_held(setup, rule),
+            **_notes(setup),
+        )  # fmt: skip
+        if setup.start is not None:
+            self.state.w[:] = setup.start[self.columns]
         self._pieces = np.full(setup.m, -1)
 
     @property
     def now(self) -> float:
         """The simulated time."""
-        return float(self.Q.clock["now"][0])
+        return float(self.state.clock["now"][0])
 
     @property
     def formed(self) -> int:
         """Values of ϑ."""
-        return int(self.Q.clock["formed"][0])
+        return int(self.state.clock["formed"][0])
 
     @property
     def w(self) -> np.ndarray:
@@ -648,46 +731,50 @@ class Compiled:
 
     def _whole(self) -> np.ndarray:
         """Return the model in the parties' order."""
-        M, off = self.M, self.D.off
-        if not self.R.lazy:
-            return M.w
-        whole = M.w.copy()
-        for party, first, last in zip(M.parties, off[:-1], off[1:], strict=True):
+        state = self.state
+        if not state.rule.lazy:
+            return state.w
+        whole = state.w.copy()
+        for party, first, last in zip(state.parties, state.off[:-1], state.off[1:], strict=True):
             whole[first:last] *= party["c"]
-            if self.R.method != SGD:
-                whole[first:last] += party["b"] * M.mean[first:last]
+            if state.rule.method != SGD:
+                whole[first:last] += party["b"] * state.mean[first:last]
         return whole
 
     def receive(self, theta: np.ndarray) -> None:
         """Let every party take in ϑ of all n samples."""
-        M, problem = self.M, self.setup.problem
-        M.w[:] = self._whole()
-        M.parties["c"], M.parties["b"], M.parties["pairs"] = 1, 0, 0
-        M.kept[:] = theta
-        M.mean[:] = (problem.x.T @ (theta / problem.n))[self.columns]
-        if self.R.lazy:
+        state, rule, problem = self.state, self.state.rule, self.setup.problem
+        state.w[:] = self._whole()
+        state.parties["c"], state.parties["b"], state.parties["pairs"] = 1, 0, 0
+        state.kept[:] = theta
+        state.mean[:] = (problem.x.T @ (theta / problem.n))[self.columns]
+        if rule.lazy:
             return
-        if self.R.method == SVRG:
-            M.fixed[:] = problem.penalty_gradient(M.w)
-            M.mean[:] += M.fixed
-        elif self.R.full:
-            x = problem.x.toarray()[:, self.columns] if self.R.sparse else self.D.x
-            M.table[:] = theta[:, None] * x + problem.penalty_gradient(M.w)
-            M.mean[:] = M.table.mean(0)
+        if rule.method == SVRG:
+            state.fixed[:] = problem.penalty_gradient(state.w)
+            state.mean[:] += state.fixed
+        elif rule.full:
+            x = problem.x.toarray()[:, self.columns] if rule.sparse else state.x
+            state.table[:] = theta[:, None] * x + problem.penalty_gradient(state.w)
+            state.mean[:] = state.table.mean(0)
 
     def restart(self, target: int, time: float) -> None:
         """After a barrier: let all dominators begin at a time, until ``target`` steps are begun."""
-        clock, m = self.Q.clock, self.setup.m
+        clock, m = self.state.clock, self.setup.m
         clock["now"], clock["target"], clock["waiting"], clock["heap"] = time, target, 0, m
         for a, party in enumerate(self.setup.active):
-            self.Q.heap[a] = time, clock["order"][0] + a, BEGIN + 8 * party, a
+            self.state.heap[a] = time, clock["order"][0] + a, BEGIN, party, 0, a
         clock["order"] += m
         self._refill()
 
     def advance(self, formed: int) -> None:
         """Let things happen until so many values of ϑ are formed, or nothing is left to happen."""
-        while (status := _run(self.D, self.R, self.Q, self.M, self.N, formed)) != DONE:
+        while (status := self.run(formed)) != DONE:
             self._refill() if status == REFILL else self._grow()
+
+    def run(self, formed: int) -> int:
+        """Call the compiled loop."""
+        return _run(self.state, formed)
 
     def finish(self) -> None:
         """Let everything happen that is under way."""
@@ -695,57 +782,51 @@ class Compiled:
 
     def _refill(self) -> None:
         """Draw the next piece for every dominator that is at the end of its last."""
+        state = self.state
         for a, party in enumerate(self.setup.active):
-            piece = self.Q.own[a] // self.setup.chunk
+            piece = int(state.own[a] // self.setup.chunk)
             if piece != self._pieces[a]:
-                self._pieces[a], drawn = piece, self.Q.drawn[a]
-                self.Q.samples[a], drawn[:, :, :3], drawn[:, :, 3] = self.draws.piece(
-                    party, int(piece)
-                )
-        self.Q.clock["need"] = 0
+                self._pieces[a], drawn = piece, state.drawn[a]
+                state.samples[a], drawn[:, :, :3], drawn[:, :, 3] = self.draws.piece(party, piece)
+        state.clock["need"] = 0
 
     def _grow(self) -> None:
         """Double the room for events, inboxes and pairs."""
-        Q, M = self.Q, self.M
-        turned = [np.roll(row, -h) for row, h in zip(Q.inbox, M.parties["head"], strict=True)]
-        M.parties["head"] = 0
-        self.Q = Q._replace(inbox=_longer(np.stack(turned)), heap=_longer(Q.heap))
-        if self.R.lazy:
-            self.M = M._replace(pairs=_longer(M.pairs), touched=_longer(M.touched))
-        Q.clock["crowded"] = 0
+        state, head = self.state, self.state.parties["head"]
+        turned = [np.roll(row, -first) for row, first in zip(state.inbox, head, strict=True)]
+        head[:] = state.clock["crowded"] = 0
+        longer = {"inbox": np.stack(turned), "heap": state.heap}
+        if state.rule.lazy:
+            longer |= {"pairs": state.pairs, "touched": state.touched}
+        self.state = state._replace(
+            **{key: np.concatenate([a, np.zeros_like(a)], axis=-1) for key, a in longer.items()}
+        )
 
     def records(self) -> tuple[Messages, Log | None]:
-        """Return what was noted on the way, as the plain version does."""
-        sent = self.N.sent[: self.formed]
+        """Return what was noted on the way."""
+        state, formed = self.state, self.formed
+        sent = state.sent[:formed]
         messages = Messages(*(sent[f].copy() for f in SENT.names[:5]))
-        if not self.R.log:
+        if not state.rule.log:
             return messages, None
-        done = self.N.updates[: int(self.Q.clock["labels"][0])]
+        done = state.updates[: int(state.clock["labels"][0])]
         ints = (done[f].astype(WHOLE) for f in UPDATE.names[2:])
-        reads = self.N.reads[: self.formed].astype(WHOLE)
+        reads = state.reads[:formed].astype(WHOLE)
         log = Log(done["time"].copy(), done["written"].copy(), *ints, reads, sent["label"].copy())
         return messages, log
 
 
-def _longer(a: np.ndarray) -> np.ndarray:
-    """Return an array with twice the room along its last axis."""
-    return np.concatenate([a, np.zeros_like(a)], axis=-1)
+class Rounds(Simulation):
+    """The rounds of synchronous VFB, see :func:`~fedlib.papers.vertical.baselines.synchronous`."""
 
+    def restart(self, target: int, time: float) -> None:
+        """Begin again at a time, until ``target`` steps are done."""
+        self.state.clock["target"], self.state.clock["now"] = target, time
+        self._refill()
 
-def _data(setup: Setup, columns: np.ndarray) -> Data:
-    """Return the data with the parties' columns side by side."""
-    problem, q = setup.problem, setup.problem.q
-    sizes = [len(block) for block in problem.blocks]
-    off = np.concatenate([[0], np.cumsum(sizes)]).astype(WHOLE)
-    rest = off, problem.y, setup.cost.astype(REAL), np.array(setup.active, WHOLE)
-    if not sparse.issparse(problem.x):
-        ordered = (columns[1:] > columns[:-1]).all()
-        x = problem.x if ordered else np.ascontiguousarray(problem.x[:, columns])
-        return Data(x, np.zeros(1), np.zeros(1, HALF), np.zeros(1, WHOLE), *rest)
-    party, place = np.empty(problem.d, HALF), np.empty(problem.d, HALF)
-    party[columns], place[columns] = np.repeat(np.arange(q), sizes), np.arange(problem.d)
-    x = problem.x
-    return Data(np.zeros((1, 1)), *_split(x.indptr, x.indices, x.data, party, place, q), *rest)
+    def run(self, formed: int) -> int:
+        """Go on in whole rounds until so many values of ϑ are formed, or the barrier is reached."""
+        return run_rounds(self.state, formed)
 
 
 def _rule(setup: Setup) -> Rule:
@@ -763,39 +844,61 @@ def _rule(setup: Setup) -> Rule:
     )  # fmt: skip
 
 
-def _queue(setup: Setup) -> Queue:
+def _data(setup: Setup, columns: np.ndarray) -> dict[str, np.ndarray]:
+    """Return the data with the parties' columns side by side."""
+    problem, q, x = setup.problem, setup.problem.q, setup.problem.x
+    sizes = [len(block) for block in problem.blocks]
+    found = {
+        "off": np.concatenate([[0], np.cumsum(sizes)]).astype(WHOLE), "y": problem.y,
+        "cost": setup.cost.astype(REAL), "active": np.array(setup.active, WHOLE),
+        "x": np.zeros((1, 1)), "val": np.zeros(1), "col": np.zeros(1, HALF),
+        "ptr": np.zeros(1, WHOLE),
+    }  # fmt: skip
+    if not sparse.issparse(x):
+        ordered = (columns[1:] > columns[:-1]).all()
+        return found | {"x": x if ordered else np.ascontiguousarray(x[:, columns])}
+    party, place = np.empty(problem.d, HALF), np.empty(problem.d, HALF)
+    party[columns], place[columns] = np.repeat(np.arange(q), sizes), np.arange(problem.d)
+    val, col, ptr = _split(x.indptr, x.indices, x.data, party, place, q)
+    return found | {"val": val, "col": col, "ptr": ptr}
+
+
+def _under_way(setup: Setup) -> dict[str, np.ndarray]:
     """Return the queue at time 0: nothing is under way."""
     q, m, k, chunk = setup.problem.q, setup.m, setup.threads, setup.chunk
-    idle = np.ascontiguousarray(np.tile(np.arange(k), (q, 1)))
-    steps = np.zeros(max(setup.steps, m), STEP)
-    return Queue(
-        np.zeros(1, CLOCK), np.zeros(4 * (m + 1) * (q + 2), EVENT), np.zeros((q, 4 * m + 4), WHOLE),
-        idle, np.zeros(m, WHOLE), np.zeros(m, WHOLE), np.zeros(m, WHOLE),
-        np.zeros((m, chunk), WHOLE), np.zeros((m, chunk, q, 4)), np.zeros((m, q), LINK), steps,
-    )  # fmt: skip
+    return {
+        "clock": np.zeros(1, CLOCK), "heap": np.zeros(4 * (m + 1) * (q + 2), EVENT),
+        "inbox": np.zeros((q, 4 * m + 4), JOB), "idle": np.tile(np.arange(k), (q, 1)),
+        "waiting": np.zeros(m, WHOLE), "own": np.zeros(m, WHOLE), "missing": np.zeros(m, WHOLE),
+        "samples": np.zeros((m, chunk), WHOLE), "drawn": np.zeros((m, chunk, q, 4)),
+        "links": np.zeros((m, q), LINK), "steps": np.zeros(max(setup.steps, m), STEP),
+    }  # fmt: skip
 
 
-def _memory(setup: Setup, R: Rule) -> Memory:
+def _held(setup: Setup, rule: Rule) -> dict[str, np.ndarray]:
     """Return what parties and threads hold at time 0, with room for what is needed alone."""
     n, d, q = setup.problem.n, setup.problem.d, setup.problem.q
-    block = max(len(columns) for columns in setup.problem.blocks)
+    block = 0 if rule.lazy else max(len(columns) for columns in setup.problem.blocks)
     threads = max(setup.threads + 1, setup.m)  # a round of VFB holds m at once
     room = max(64, 2 * (setup.m + 1) ** 2)  # enough for a round, whose writes follow at once
-    rows = 0 if R.method == SGD else q if R.method == SAGA and not R.full else 1
+    rows = 0 if rule.method == SGD else q if rule.method == SAGA and not rule.full else 1
     parties = np.zeros(q, PARTY)
     parties["free"], parties["c"] = setup.threads, 1
-    eager = 0 if R.lazy else block
-    return Memory(
-        parties, np.zeros((q, threads), SLOT), np.zeros(d), np.zeros(d if rows else 0),
-        np.zeros(d if R.method == SVRG and eager else 0), np.zeros((rows, n)),
-        np.zeros((n, d) if R.full else (0, 0)), np.zeros((q, threads, eager)),
-        np.zeros((q, threads, eager)), np.zeros((q, room), PAIR), np.zeros(n),
-        np.zeros(room, WHOLE),
-    )  # fmt: skip
+    return {
+        "parties": parties, "slots": np.zeros((q, threads), SLOT), "w": np.zeros(d),
+        "mean": np.zeros(d if rows else 0), "kept": np.zeros((rows, n)),
+        "fixed": np.zeros(d if rule.method == SVRG and block else 0),
+        "table": np.zeros((n, d) if rule.full else (0, 0)),
+        "read": np.zeros((q, threads, block)), "v": np.zeros((q, threads, block)),
+        "pairs": np.zeros((q, room), PAIR), "sums": np.zeros(n), "touched": np.zeros(room, WHOLE),
+    }  # fmt: skip
 
 
-def _notes(setup: Setup) -> Notes:
+def _notes(setup: Setup) -> dict[str, np.ndarray]:
     """Return room for what is written down."""
-    T, updates = setup.steps, setup.steps * setup.updates
-    reads = np.empty((T if setup.log else 0, setup.problem.q), HALF)
-    return Notes(np.empty(T, SENT), reads, np.empty(updates if setup.log else 0, UPDATE))
+    T = setup.steps
+    logged = T if setup.log else 0
+    return {
+        "sent": np.empty(T, SENT), "reads": np.empty((logged, setup.problem.q), HALF),
+        "updates": np.empty(logged * setup.updates, UPDATE),
+    }  # fmt: skip

@@ -431,8 +431,7 @@ def read_svmlight(
     Raises
     ------
     FedlibError
-        For columns out of order, twice in a row or out of range, values that are no finite number,
-        and labels that are not as asked: with row and column.
+        For rows, values and labels that are not as asked: with the first such row.
     """
     from sklearn.datasets import load_svmlight_file
 
@@ -480,41 +479,24 @@ class _Hashed:
 
 def _fault(path: Path, lines: Iterable[bytes], columns: int, binary: bool, error: Exception) -> str:
     """Return what is wrong with the first odd row of a sparse file."""
-    rows = (words for words in (line.split(b"#")[0].split() for line in lines) if words)
-    number = 0
-    for number, (label, *entries) in enumerate(rows, 1):
-        where, value = f"{path}, row {number}", _number(label)
-        if value is None or (binary and abs(value) != 1):
-            asked = "-1 or +1" if binary else "a number"
-            return f"{where}: the label is {_shown(label)}; expected {asked}."
-        before = 0
-        for entry in entries:
-            name, _, held = entry.partition(b":")
-            if not name.isdigit():
-                return f"{where}: {_shown(entry)} is not COLUMN:VALUE."
-            if not 1 <= int(name) <= columns:
-                return (
-                    f"{where}: column {int(name)} does not exist; they are counted from 1 to "
-                    f"{columns}."
-                )
-            if int(name) <= before:
-                return f"{where}: column {int(name)} comes after {before}; columns must increase."
-            if _number(held) is None:
-                return f"{where}, column {int(name)}: {_shown(held)} is not a number."
-            before = int(name)
+    from sklearn.datasets import load_svmlight_file
+
+    asked, number = "-1 or +1" if binary else "a number", 0
+    for number, line in enumerate((one for one in lines if one.split(b"#")[0].strip()), 1):
+        where = f"{path}, row {number}"
+        try:
+            x, (label,) = load_svmlight_file(io.BytesIO(line), n_features=columns, zero_based=False)
+        except (ValueError, OverflowError) as odd:
+            return (
+                f"{where}: {odd}. Expected is a row such as +1 3:0.5 17:1, with columns that "
+                f"increase, from 1 to {columns} at most."
+            )
+        if not (abs(label) == 1 if binary else np.isfinite(label)):
+            return f"{where}: the label is {label:g}; expected {asked}."
+        for column, value in zip(x.indices, x.data, strict=True):
+            if not np.isfinite(value):
+                return f"{where}, column {column + 1}: {value:g} is not finite."
     return f"{path} cannot be read: {error}." if number else f"{path} has no rows."
-
-
-def _number(word: bytes) -> float | None:
-    try:
-        value = float(word)
-    except ValueError:
-        return None
-    return value if np.isfinite(value) else None
-
-
-def _shown(word: bytes) -> str:
-    return repr(word[:40].decode("utf-8", "replace"))
 
 
 # --- files ----------------------------------------------------------------------------------------

@@ -16,11 +16,9 @@ Learning with Backward Updating*, AAAI 2021, Algorithm 1, Section 6 and Appendix
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import combinations
 from typing import NamedTuple
 
 import numpy as np
@@ -464,8 +462,8 @@ class Seen(NamedTuple):
     sender
         Who sent it; ``party`` itself for own values.
     content
-        ``"own score"``, ``"own mask"``, ``"masked score"`` (up T1), ``"mask"`` (up T2), ``"padded
-        score"`` (with pairwise keys), ``"total"``.
+        ``"own score"``, ``"own mask"``, ``"masked score"`` (up T1), ``"mask"`` (up T2),
+        ``"total"``.
     over
         The parties whose terms are in the sum.
     value
@@ -587,82 +585,3 @@ def step_ledger(q: int, step: int = 0, value: int = 8, index: int = 8) -> list[M
         Message(step, "party 1", f"party {l}", "theta and index", (2,), value + index)
         for l in range(2, q + 1)
     ]
-
-
-# --- pairwise keys --------------------------------------------------------------------------------
-
-
-def pairwise_keys(q: int, seed: int) -> dict[tuple[int, int], bytes]:
-    """Return a key of 32 bytes for every two parties ``(a, b)``, ``a < b``.
-
-    They come from a seed so that a run can be repeated. A deployment agrees on them once, for
-    example by Diffie–Hellman, so that nobody but the two knows a key.
-    """
-    check_whole_number("q", q, 2)
-    return {
-        pair: hashlib.sha256(f"{int(seed)}:{pair[0]}:{pair[1]}".encode()).digest()
-        for pair in combinations(range(1, q + 1), 2)
-    }
-
-
-def pad(key: bytes, nonce: int, shape: tuple[int, ...]) -> np.ndarray:
-    """Return 64-bit numbers that two parties with one key both know, by SHAKE-256.
-
-    Parameters
-    ----------
-    nonce
-        The number of the sum. Pads of two sums under one nonce are equal, and differences of
-        scores would be visible: never use one twice.
-    """
-    count = int(np.prod(shape, dtype=np.int64))
-    stretched = hashlib.shake_256(key + int(nonce).to_bytes(16, "big")).digest(8 * count)
-    return np.frombuffer(stretched, dtype="<u8").astype(np.uint64).reshape(shape)
-
-
-def pairwise_sum(
-    scores: np.ndarray, keys: dict[tuple[int, int], bytes], nonce: int, bits: int = 32
-) -> Aggregated:
-    """Sum scores with pads that cancel: for every two parties one adds what the other subtracts.
-
-    Party ``l`` sends ``o_l + Σ_{j > l} pad_lj - Σ_{j < l} pad_jl`` modulo ``2^64`` to party 1, in
-    one message and without a tree.
-
-    Security, all parties following the protocol: party 1 with up to ``q - 3`` others learns the
-    sum over the remaining parties and nothing else; with ``q - 2`` others, or alone if ``q = 2``,
-    that sum is one party's score, as it is for every way of summing. A coalition without party 1
-    sees nothing. This holds computationally: it is assumed that SHAKE-256 under a secret key
-    cannot be told from a random function, and that keys are known to their two parties only.
-
-    Parameters
-    ----------
-    scores
-        ``[q]`` or ``[q, ...]``.
-    keys
-        As :func:`pairwise_keys` returns them.
-    nonce
-        See :func:`pad`.
-    bits
-        As in :class:`ModularMasks`; the same limits hold.
-
-    Notes
-    -----
-    Not in the paper. After Bonawitz et al., *Practical Secure Aggregation for Privacy-Preserving
-    Machine Learning*, CCS 2017, without their treatment of parties that drop out.
-    """
-    arithmetic = ModularMasks(bits)
-    scores = np.asarray(scores)
-    q = len(scores)
-    if set(keys) != set(combinations(range(1, q + 1), 2)):
-        raise FedlibError(f"{q} parties need a key for every two of them; got {sorted(keys)}.")
-    own = arithmetic.encode(scores)
-    padded = own.reshape(q, -1).copy()
-    for (a, b), key in keys.items():
-        common = pad(key, nonce, padded.shape[1:])
-        padded[a - 1] += common
-        padded[b - 1] -= common
-    padded = padded.reshape(own.shape)
-    transcript = [Seen(l, l, "own score", (l,), own[l - 1]) for l in range(1, q + 1)]
-    transcript += [Seen(1, l, "padded score", (l,), padded[l - 1]) for l in range(2, q + 1)]
-    total = arithmetic.decode(padded.sum(axis=0, dtype=np.uint64))
-    transcript.append(Seen(1, 1, "total", tuple(range(1, q + 1)), total))
-    return Aggregated(total, transcript)

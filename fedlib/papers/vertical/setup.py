@@ -14,7 +14,7 @@ from fedlib.engine.checks import check_whole_number
 from fedlib.engine.rng import stream
 from fedlib.errors import FedlibError, unknown
 from fedlib.papers.vertical.problem import Problem
-from fedlib.population.delays import Law, check_law
+from fedlib.population.delays import Deterministic, Law, check_law
 
 METHODS = ("sgd", "svrg", "saga")
 TABLES = ("full", "theta")
@@ -55,18 +55,18 @@ class Uniform:
 
 @dataclass(frozen=True)
 class Setup:
-    """All that a simulation is told, checked; see :func:`simulate_parties`."""
+    """All that a simulation is told, checked; see `simulate_parties` for what it means."""
 
     problem: Problem
     method: str
     lr: float
-    active: tuple[int, ...]
-    threads: int
-    cost: np.ndarray  # [q], time to read or update the block
-    delays: list[Law]
+    active: int | Sequence[int] = 1  # then which parties
+    threads: int | None = None  # then how many
+    compute: float | Sequence[float] = 1.0
+    delays: Law | Sequence[Law] = Deterministic(0.0)  # then one each
     bound: int | None = None
     ordered: bool = True
-    table: str = "full"
+    table: str | None = None  # then which
     mask: float = 0.0
     backward: bool = True
     seed: int = 0
@@ -75,6 +75,51 @@ class Setup:
     log: bool = True
     prompt: bool = False
     chunk: int = CHUNK
+
+    def __post_init__(self) -> None:
+        q = self.problem.q
+        if self.method not in METHODS:
+            raise unknown("method", self.method, METHODS)
+        table = self.table or ("theta" if sparse.issparse(self.problem.x) else "full")
+        if table not in TABLES:
+            raise unknown("table", table, TABLES)
+        active = _active(self.active, q)
+        threads = len(active) if self.threads is None else self.threads
+        check_whole_number("threads", threads)
+        check_whole_number("seed", self.seed, 0)
+        if self.bound is not None:
+            check_whole_number("bound", self.bound, 0)
+        at_least("lr", self.lr, 0)
+        lost = q**2 * at_least("mask", self.mask, 0) * 2.0**-53
+        if lost > 1e-3:
+            raise FedlibError(
+                f"Masks as wide as {self.mask:g} wash the sum out: with {q} parties float64 loses "
+                f"up to {lost:.1g}. Take narrower masks, or whole numbers modulo 2⁶⁴."
+            )
+        check_law("delays", self.delays)
+        times = np.array([at_least("compute", c, 0) for c in np.atleast_1d(self.compute)])
+        if len(times) not in (1, q):
+            raise FedlibError(
+                f"{len(times)} times per feature for {q} parties: one for all, or one each."
+            )
+        laws = list(self.delays) if isinstance(self.delays, Sequence) else [self.delays] * q
+        if len(laws) != q:
+            raise FedlibError(f"{len(laws)} delay laws for {q} parties: one for all, or one each.")
+        d, start = self.problem.d, self.start
+        if start is not None:
+            if np.shape(start) != (d,):
+                raise FedlibError(f"start is {np.shape(start)}; expected [{d}].")
+            start = np.array(start, dtype=np.float64)
+        for name, value in (
+            ("lr", float(self.lr)), ("active", active), ("threads", threads), ("table", table),
+            ("compute", np.broadcast_to(times, q)), ("delays", laws), ("start", start),
+        ):  # fmt: skip
+            object.__setattr__(self, name, value)
+
+    @property
+    def cost(self) -> np.ndarray:
+        """Time to read or update each block, ``[q]``."""
+        return self.compute * np.array([len(block) for block in self.problem.blocks])
 
     @property
     def m(self) -> int:
@@ -109,7 +154,6 @@ class Draws:
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
-        self._held: dict[int, tuple[int, tuple[np.ndarray, ...]]] = {}
 
     def piece(self, a: int, number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return a dominator's samples ``[CHUNK]``, delays ``[CHUNK, q, 3]``, masks ``[CHUNK, q]``.
@@ -131,14 +175,6 @@ class Draws:
                 f"A delay law gave {delays[~(delays >= 0)][0]}. Delays are times of at least 0."
             )
         return samples, delays, masks
-
-    def step(self, a: int, number: int) -> tuple[int, np.ndarray, np.ndarray]:
-        """Return the sample, the delays ``[q, 3]`` and the masks ``[q]`` of a dominator's step."""
-        chunk, at = divmod(number, CHUNK)
-        if self._held.get(a, (-1,))[0] != chunk:
-            self._held[a] = chunk, self.piece(a, chunk)
-        samples, delays, masks = self._held[a][1]
-        return int(samples[at]), delays[at], masks[at]
 
 
 def straggler(
@@ -164,64 +200,6 @@ def straggler(
     times = np.full(q, float(compute))
     times[party] *= 1 + slow if reading == "1+s" else 1 / (1 - slow)
     return times
-
-
-def checked_setup(
-    problem: Problem,
-    method: str,
-    lr: float,
-    active: int | Sequence[int],
-    threads: int | None,
-    compute: float | Sequence[float],
-    delays: Law | Sequence[Law],
-    bound: int | None,
-    ordered: bool,
-    table: str | None,
-    mask: float,
-    backward: bool,
-    seed: int,
-    start: np.ndarray | None,
-    steps: int,
-    log: bool,
-    prompt: bool = False,
-) -> Setup:
-    """Return the settings of a simulation, having refused what does not fit."""
-    q = problem.q
-    if method not in METHODS:
-        raise unknown("method", method, METHODS)
-    table = table or ("theta" if sparse.issparse(problem.x) else "full")
-    if table not in TABLES:
-        raise unknown("table", table, TABLES)
-    parties = _active(active, q)
-    threads = len(parties) if threads is None else threads
-    check_whole_number("threads", threads)
-    check_whole_number("seed", seed, 0)
-    if bound is not None:
-        check_whole_number("bound", bound, 0)
-    at_least("lr", lr, 0)
-    at_least("mask", mask, 0)
-    if q**2 * mask * 2.0**-53 > 1e-3:
-        raise FedlibError(
-            f"Masks as wide as {mask:g} wash the sum out: with {q} parties float64 loses up to "
-            f"{q**2 * mask * 2.0**-53:.1g}. Take narrower masks, or whole numbers modulo 2⁶⁴."
-        )
-    check_law("delays", delays)
-    times = np.array([at_least("compute", c, 0) for c in np.atleast_1d(compute)])
-    if len(times) not in (1, q):
-        raise FedlibError(
-            f"{len(times)} times per feature for {q} parties: one for all, or one each."
-        )
-    if start is not None and np.shape(start) != (problem.d,):
-        raise FedlibError(f"start is {np.shape(start)}; expected [{problem.d}].")
-    cost = times * np.array([len(block) for block in problem.blocks])
-    start = None if start is None else np.array(start, dtype=np.float64)
-    laws = list(delays) if isinstance(delays, Sequence) else [delays] * q
-    if len(laws) != q:
-        raise FedlibError(f"{len(laws)} delay laws for {q} parties: one for all, or one each.")
-    return Setup(
-        problem, method, float(lr), parties, threads, cost, laws,
-        bound, ordered, table, float(mask), backward, seed, start, steps, log, bool(prompt),
-    )  # fmt: skip
 
 
 def _active(active: int | Sequence[int], q: int) -> tuple[int, ...]:

@@ -86,12 +86,6 @@ def theorem_1(c: Constants, d: Delays, lr: float, epochs: float) -> Bound:
     )
 
 
-def theorem_1_setting(c: Constants, eps: float, tau: float) -> Setting:
-    """Return a rate and a number of windows that bring :func:`theorem_1` below ε, for any τ."""
-    lr = min(1 / (10 * c.L_star * math.sqrt(tau)), eps * c.mu / (8 * c.L_star * c.G * tau))
-    return Setting(lr, tau, 2 / (lr * c.mu) * _decades(c, eps))
-
-
 def _decades(c: Constants, eps: float) -> float:
     """Return ``log(2Δ/ε)``, or 0 if the start is good enough."""
     return max(0.0, math.log(2 * c.gap / eps))
@@ -246,12 +240,6 @@ def theorem_4(c: Constants, d: Delays, lr: float, epochs: float) -> Bound:
     )
 
 
-def theorem_4_setting(c: Constants, eps: float, tau: float) -> Setting:
-    """Return a rate and a number of epochs that bring :func:`theorem_4` below ε, for any τ."""
-    lr = min(0.1, eps / (9 * c.q * c.G)) / (c.L_star * math.sqrt(tau))
-    return Setting(lr, tau, 4 * c.gap / (lr * eps))
-
-
 # --------------------------------------------------------------------------------------------------
 # Theorem 5: SVRG without convexity
 
@@ -266,11 +254,6 @@ def theorem_5_start(L_star: float, m_0: float, n_alpha: float, steps: float) -> 
     return L_star / 4 * ((1 + theta) ** steps - 1)
 
 
-def theorem_5_sigma(L_star: float, m_0: float, tau: float) -> float:
-    """Return the proof's ``σ`` in ``Γ_* ≥ σ/(L_* n^α)`` (Equation 153)."""
-    return m_0 * (0.5 - 20 * m_0**2 * tau - 4 * m_0) / (2 + 8 * (L_star * m_0) ** 2 * tau)
-
-
 def svrg_share(c: Constants, d: Delays, lr: float, N: float) -> float:
     """Return how much of ``γ Σ E‖∇f(w_d)‖²`` an outer loop of N messages takes from f (ours)."""
     a = steps_of_a_loop(c, d, lr, N)
@@ -278,15 +261,6 @@ def svrg_share(c: Constants, d: Delays, lr: float, N: float) -> float:
     if share <= 0:
         raise FedlibError(f"The bound needs a smaller rate than {lr:.4g}, or shorter loops.")
     return share
-
-
-def theorem_5(c: Constants, d: Delays, lr: float, N: float, epochs: float) -> float:
-    """Return a bound on the mean of ``E‖∇f(w_d)‖²`` over all dominated updates of SVRG (ours).
-
-    ``Δ/(share γ T)``. With ``γLN ≤ 1/2``, ``γδ ≤ 1/10`` and ``γL(τ₂ + 1/2) ≤ 1/10`` the share is
-    above 1/2.
-    """
-    return c.gap / (svrg_share(c, d, lr, N) * lr * epochs)
 
 
 # --------------------------------------------------------------------------------------------------

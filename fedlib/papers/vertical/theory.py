@@ -209,14 +209,6 @@ def one_step(c: Constants, d: Delays, lr: float) -> float:
     return (lr * B) ** 2 * (c.L * (0.5 + d.sent) + lr * staleness(c, d) ** 2 / 2)
 
 
-def one_step_printed(c: Constants, d: Delays, lr: float, missed: float, passed: float) -> float:
-    """Return the same as the proofs of Theorems 1 and 4 have it, beside ``(L_*γ²/2) E‖ṽ‖²``.
-
-    It stands beside the gradient at ``w_t`` and takes the collaborators' sample for independent.
-    """
-    return lr / 2 * lemma_3(c, d, lr, missed, passed)
-
-
 # --------------------------------------------------------------------------------------------------
 # SAGA's table: Lemma 7
 

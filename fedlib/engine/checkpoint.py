@@ -1,0 +1,128 @@
+"""What a simulation leaves in a file, so that it can go on from there."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import io
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedlib.engine.checks import check_whole_number
+from fedlib.engine.protocols import S, State
+from fedlib.errors import FedlibError
+from fedlib.files import check_regular, make_folder, publish
+
+LARGEST = 1 << 36  # bytes that a checkpoint may have
+MARK = b"fedlib checkpoint, SHA-256 of what follows the line: "
+
+Rows = list[dict[str, Any]]
+Diverged = dict[tuple[str, int], int]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Where and when to save what has been done, and when to stop.
+
+    Parameters
+    ----------
+    path
+        The file; a simulation goes on from it if it exists and belongs to the same algorithm, task,
+        start and schedule. None saves nothing.
+    every
+        Save every so many rounds and after the last; 0 does not.
+    until
+        Stop when ``time.monotonic()`` has passed this, and save then.
+
+    Raises
+    ------
+    FedlibError
+        For a number out of range.
+    """
+
+    path: str | Path | None = None
+    every: int = 0
+    until: float | None = None
+
+    def __post_init__(self) -> None:
+        check_whole_number("every", self.every, 0)
+
+    def due(self, done: int, rounds: int) -> bool:
+        """Say whether to save after so many rounds."""
+        return self.every > 0 and (done % self.every == 0 or done == rounds)
+
+
+def fields(state: State) -> dict[str, Any]:
+    """Return what a state consists of, by name."""
+    return {f.name: getattr(state, f.name) for f in dataclasses.fields(state)}
+
+
+def save(
+    path: str | Path, state: State, rows: Rows, diverged: Diverged, label: str, algorithm: str
+) -> None:
+    """Write a checkpoint of plain values and tensors, with a hash of itself."""
+    held = io.BytesIO()
+    plain = {name: _plain(value, name) for name, value in fields(state).items()}
+    whole = {"label": label, "algorithm": algorithm, "state": plain}
+    torch.save(whole | {"rows": rows, "diverged": diverged}, held)
+    content = held.getvalue()
+    make_folder(Path(path).parent)
+    publish(Path(path), MARK + hashlib.sha256(content).hexdigest().encode() + b"\n" + content)
+
+
+def restore(path: str | Path, state: S, label: str, algorithm: str) -> tuple[S, Rows, Diverged]:
+    """Read a checkpoint of this label; nothing in it is ever run. The algorithm is shown only."""
+    try:
+        check_regular(Path(path), LARGEST)
+        first, _, content = Path(path).read_bytes().partition(b"\n")
+        if first != MARK + hashlib.sha256(content).hexdigest().encode():
+            raise ValueError("it is damaged, or no checkpoint")
+        held = torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
+        check_held(held)
+    except Exception as error:
+        raise FedlibError(f"Checkpoint {path} cannot be read ({error}). Delete it.") from error
+    if held["label"] != label:
+        raise FedlibError(
+            f"Checkpoint {path} belongs to another run.\n"
+            f"  found:    {held['label']}, {held.get('algorithm', '')}\n"
+            f"  expected: {label}, {algorithm}\nDelete it or choose another file."
+        )
+    if set(held["state"]) != set(fields(state)):
+        raise FedlibError(f"Checkpoint {path} does not hold a whole state. Delete it.")
+    whole = {name: _whole(value, state.x.device) for name, value in held["state"].items()}
+    return dataclasses.replace(state, **whole), held["rows"], held["diverged"]
+
+
+def check_held(held: Any) -> None:
+    """Refuse what is no checkpoint, though its hash is right."""
+    kinds = {"label": str, "state": dict, "rows": list, "diverged": dict}
+    if not isinstance(held, dict) or any(not isinstance(held.get(k), v) for k, v in kinds.items()):
+        raise ValueError(f"it holds no {', '.join(kinds)}")
+
+
+def _plain(value: Any, name: str) -> Any:
+    """Return a value as a checkpoint holds it: arrays as tensors in a box."""
+    if isinstance(value, np.ndarray):
+        return {"array": torch.from_numpy(np.ascontiguousarray(value))}
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, list | tuple):
+        return type(value)([_plain(one, name) for one in value])
+    if value is None or isinstance(value, torch.Tensor | bool | int | float | str):
+        return value
+    raise FedlibError(
+        f"The state's {name} holds a {type(value).__name__}. A checkpoint holds tensors, arrays, "
+        "numbers and words, and lists and tuples of them."
+    )
+
+
+def _whole(value: Any, device: torch.device) -> Any:
+    if isinstance(value, dict):
+        return value["array"].numpy()
+    if isinstance(value, list | tuple):
+        return type(value)([_whole(one, device) for one in value])
+    return value.to(device) if isinstance(value, torch.Tensor) else value

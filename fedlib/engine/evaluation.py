@@ -1,0 +1,79 @@
+"""When a simulation looks at its models, and what it then measures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedlib.engine.checks import check_whole_number
+from fedlib.engine.protocols import State, TaskLike
+
+Measures = dict[tuple[str, str], Tensor]
+"""Values ``[R]`` by split and metric."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """When to look and what to measure. The first and the last models are looked at in any case.
+
+    Parameters
+    ----------
+    every
+        Look every so many rounds.
+    at
+        Look after these rounds instead.
+    splits, limit
+        Passed to :meth:`Task.evaluate`: which splits, and on how many samples of ``train``. With no
+        split nothing is measured.
+    measure
+        Replaces all that: ``(state, task) -> {(split, metric): [R]}``.
+
+    Raises
+    ------
+    FedlibError
+        For numbers out of range.
+    """
+
+    every: int = 1
+    at: Collection[int] | None = None
+    splits: str | Sequence[str] = ("train",)
+    limit: int | None = None
+    measure: Callable[[Any, Any], Measures] | None = None
+
+    def __post_init__(self) -> None:
+        check_whole_number("every", self.every)
+        if self.limit is not None:
+            check_whole_number("limit", self.limit)
+        for t in self.at or ():
+            check_whole_number("Each of at", t, 0)
+
+    def due(self, done: int) -> bool:
+        """Say whether to look after so many rounds."""
+        return done % self.every == 0 if self.at is None else done in self.at
+
+    def of(self, state: State, task: TaskLike, names: Sequence[str]) -> Measures:
+        """Measure all models; those of one name together, whatever else is in the batch."""
+        if self.measure is not None:
+            return self.measure(state, task)
+        together = [[r for r, n in enumerate(names) if n == name] for name in dict.fromkeys(names)]
+        values = {}
+        for split in self.named:
+            few = self.limit if split == "train" else None
+            found = [task.evaluate(state.x[rows], split, few) for rows in together]
+            order = torch.tensor(sum(together, [])).argsort()
+            for metric in found[0]:
+                values[split, metric] = torch.cat([part[metric] for part in found])[order]
+        return values
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """The splits, also where one was given alone."""
+        return (self.splits,) if isinstance(self.splits, str) else tuple(self.splits)
+
+    def __str__(self) -> str:
+        when = f"every {self.every}" if self.at is None else f"at {sorted({*self.at})}"
+        return f"{when} on {self.named}, limit {self.limit}"
