@@ -12,8 +12,7 @@ from torch import Tensor
 from fedlib.engine.checks import check_whole_number
 from fedlib.engine.protocols import State, TaskLike
 
-Measures = dict[tuple[str, str], Tensor]
-"""Values ``[R]`` by split and metric."""
+Measures = dict[tuple[str, str], Tensor]  # values [R] by split and metric
 
 
 @dataclass(frozen=True)
