@@ -22,7 +22,6 @@ CHECKED = [  # what it says of some of a claim's checks, by words that they cont
     ("GFA-C1", "test accuracy: amplified ends higher than wait-minibatch", "level"),
     ("GFA-C1", "CIFAR-10 at the paper's rates: amplified ends", "holds"),
     ("GFA-C4", "rate 1e-4 runs smoother than", "holds"),
-    ("HFL-C1", "never averaged", "holds"),
     ("HFL-C2", "split between the groups: large alone over small", "open"),
     ("HFL-C5", "split between the groups: S=5, near over", "reversed"),
     ("HFL-C5", "split over clients and minibatches of two", "holds"),
