@@ -1,6 +1,7 @@
 """Bring every notebook into the form in which it is committed.
 
-Outputs go, except in cells tagged ``keep_output``; cell ids stay; the kernel is plain Python 3.
+Outputs go, except in cells tagged ``keep_output``; cell ids stay; the kernel is plain Python 3;
+what a page hides by a tag is closed in JupyterLab, too, until a reader opens it.
 ``make strip`` runs this, and a test says when it was forgotten. With ``--keep`` the notebooks that
 keep outputs are run first, and what those cells print now is what is kept.
 """
@@ -22,6 +23,23 @@ EXTRA = (
     "metadata.papermill cell.metadata.papermill metadata.language_info.version metadata.jupytext"
 )
 STRIP = [sys.executable, "-m", "nbstripout", "--keep-id", "--extra-keys", EXTRA]
+
+CLOSED = {  # what a tag of the page closes in a notebook
+    "hide-input": ["source_hidden"],
+    "remove-input": ["source_hidden"],
+    "hide-output": ["outputs_hidden"],
+    "hide-cell": ["source_hidden", "outputs_hidden"],
+    "remove-cell": ["source_hidden", "outputs_hidden"],
+}
+
+
+def close(cell: nbformat.NotebookNode) -> None:
+    """Write down for JupyterLab what the tags of a cell say to the page."""
+    tags = cell.metadata.get("tags", [])
+    hidden = {name: True for tag in tags for name in CLOSED.get(tag, [])}
+    cell.metadata.pop("jupyter", None)
+    if hidden:
+        cell.metadata["jupyter"] = hidden
 
 
 def keeps(cell: nbformat.NotebookNode) -> bool:
@@ -56,6 +74,8 @@ def main() -> int:
     for path in notebooks:
         notebook = nbformat.read(path, as_version=4)
         notebook.metadata["kernelspec"] = dict(KERNEL)
+        for cell in notebook.cells:
+            close(cell)
         nbformat.write(notebook, path)
     return subprocess.run([*STRIP, *map(str, notebooks)], check=False).returncode
 

@@ -109,6 +109,12 @@ class Page:
         answer = self.call("Page.captureScreenshot", **params)
         Path(path).write_bytes(base64.b64decode(answer["data"]))
 
+    def press(self, key: str, code: int) -> None:
+        """Press a key, by its name and its number on Windows."""
+        for kind in ("keyDown", "keyUp"):
+            keys = dict(type=kind, key=key, code=key, windowsVirtualKeyCode=code)
+            self.call("Input.dispatchKeyEvent", **keys)
+
     def close(self) -> None:
         """Close the page."""
         self.browser.call("Target.closeTarget", {"targetId": self.target})

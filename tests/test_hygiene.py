@@ -63,6 +63,10 @@ def test_notebook_is_well_formed(path):
     assert notebook.metadata.get("kernelspec") == strip.KERNEL, "Run: make strip"
     ids = [cell.get("id") for cell in notebook.cells]
     assert all(ids) and len(set(ids)) == len(ids), "every cell has an id of its own"
+    for cell in notebook.cells:
+        stored = cell.metadata.get("jupyter")
+        strip.close(cell)
+        assert cell.metadata.get("jupyter") == stored, f"{cell.id}: run make strip"
 
 
 @every_notebook

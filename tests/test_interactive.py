@@ -149,7 +149,7 @@ def test_figure_without_data_is_small():
     single = Explorer(
         "t", {"a": [1, 2, 3]}, lambda a: Frame(lines={"amplified": [[0, 0], [1, a]]}), xlabel="x"
     )
-    assert len(single._repr_html_().encode()) < 7000
+    assert len(single._repr_html_().encode()) < 7020
 
 
 def test_logarithmic_axes_place_decades_evenly():

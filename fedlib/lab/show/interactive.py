@@ -16,6 +16,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -78,6 +79,9 @@ class Explorer:
     frames
         A mapping from tuples of values, in the order of the controls, to frames, or a function
         of those values that returns one.
+    free
+        In a running notebook sliders take values between those of the controls, too; for a
+        function that has an answer there.
     xlabel, ylabel
         Axis names with units.
     xlim, ylim
@@ -128,6 +132,7 @@ class Explorer:
     start: tuple | None = None
     description: str = ""
     name: str = ""
+    free: bool = True
 
     def __post_init__(self) -> None:
         self.name = self.name or _slug(self.title).lower()
@@ -135,11 +140,11 @@ class Explorer:
             raise FedlibError(
                 f"name='{self.name}' is no address; '{_slug(self.name)}' would be one."
             )
-        self._ids = {
+        self.addresses = {
             label: [f"{self.name}:{_slug(label)}={_slug(_value(v))}" for v in values]
             for label, values in self.controls.items()
         }
-        for label, ids in self._ids.items():
+        for label, ids in self.addresses.items():
             if len(set(ids)) < len(ids):
                 raise FedlibError(f"Two values of '{label}' have the same address, of {ids}.")
         self._states = _states(self.controls, self.frames)
@@ -166,20 +171,18 @@ class Explorer:
         self._x = _scale(xlim, self.xlog, 0, INNER)
         self._y = _scale(ylim, self.ylog, self._height, 0)
         self._span = (xlim, ylim)
-        exits = [[at for line in f.lines.values() for at in self._exit(line)] for f in frames]
-        if any(exits):
-            pairs = zip(frames, exits, strict=True)
-            frames = [replace(f, points={**f.points, GONE: at}) for f, at in pairs]
+        crossed = [self._crossed(f) for f in frames]
+        if any(GONE in f.points for f in crossed):
             self._series.append((GONE, False, Style(GONE, "currentColor", "X")))
-        self._data = self._pack(frames)
+        strips = [f.strip for f in frames if f.strip is not None]
+        self._top = max((float(np.max(strip)) for strip in strips), default=0.0)
+        self._data = self._pack(crossed)
 
     # --- data -------------------------------------------------------------------------------
 
     def _pack(self, frames: list[Frame]) -> dict:
         """Everything the script needs; arrays that return are stored once."""
         pool: dict[str, int] = {}
-        top = max((float(np.max(f.strip)) for f in frames if f.strip is not None), default=0.0)
-        self._top = top
 
         def store(value: list) -> int:
             return pool.setdefault(json.dumps(value), len(pool))
@@ -188,7 +191,7 @@ class Explorer:
         for f in frames:
             both = {**f.lines, **f.points}
             index = [store(self._flat(both.get(name, []))) for name, *_ in self._series]
-            strip = store([] if f.strip is None else _digits(np.asarray(f.strip, float), top))
+            strip = store([] if f.strip is None else _digits(np.asarray(f.strip, float), self._top))
             texts = [_text(v) for v in f.readouts.values()]
             packed.append([index, strip, store([_short(c) for c in f.cuts]), texts])
         return {
@@ -218,6 +221,11 @@ class Explorer:
                     flat.append(_short(round(float(v), 4 - math.floor(math.log10(high - low)))))
         return flat
 
+    def _crossed(self, frame: Frame) -> Frame:
+        """Return a frame with crosses where its lines end, if any does."""
+        at = [place for line in frame.lines.values() for place in self._exit(line)]
+        return replace(frame, points={**frame.points, GONE: at}) if at else frame
+
     def _exit(self, line: Pairs) -> list[tuple[float, float]]:
         """Where a line leaves the picture for good; nothing if it does not, or never was inside.
 
@@ -243,11 +251,25 @@ class Explorer:
         here = np.clip(here, 6, size - 6)
         return [(_value_at(self._x, here[0]), _value_at(self._y, here[1]))]
 
+    def frame(self, *values: object) -> Frame:
+        """The frame at one setting, computed now if it was not before and ``frames`` is a function.
+
+        Raises
+        ------
+        FedlibError
+            If there is no such frame.
+        """
+        if values in self._states:
+            return self._states[values]
+        if not callable(self.frames):
+            raise FedlibError(f"There is no frame {values}, and no function that makes it.")
+        return self.frames(*values)
+
     def drawing(self, *values: object) -> list[str]:
         """The SVG paths at one setting: line and markers of each series, strip levels, cuts."""
-        index, strip, cuts, _ = self._data["f"][list(self._states).index(values)]
-        pool, paths = self._data["v"], []
-        for (line, mark), i in zip(self._data["m"], index, strict=True):
+        data = self._pack([self._crossed(self.frame(*values))])
+        (index, strip, cuts, _), pool, paths = data["f"][0], data["v"], []
+        for (line, mark), i in zip(data["m"], index, strict=True):
             paths += [_trace(pool[i], self._x, self._y) if line else ""]
             paths += [_trace(pool[i], self._x, self._y, mark) if mark else ""]
         if self._top:
@@ -267,6 +289,18 @@ class Explorer:
         pairs = zip(self.controls, self.start, strict=True)
         return ", ".join(f"{name} = {_value(v)}" for name, v in pairs)
 
+    def _repr_mimebundle_(self, **_: object) -> dict:
+        """What a notebook with a kernel shows instead: live controls, see ``live.py``."""
+        from fedlib.lab.show import live
+
+        return live.bundle(self.live)
+
+    def live(self) -> Any:
+        """The same figure as a widget, whose controls take any value along their sliders."""
+        from fedlib.lab.show import live
+
+        return live.explorer(self)
+
     def _repr_html_(self) -> str:
         """The figure as one piece of HTML that looks after itself."""
         data = json.dumps(self._data, separators=(",", ":"), ensure_ascii=False)
@@ -278,9 +312,7 @@ class Explorer:
                 f'<p class="fedx-t"><span id="{self.name}-t">{html.escape(self.title)}</span> ',
                 f'<a href="#{self.name}" aria-label="Link to this figure">#</a></p>',
                 self._controls(),
-                self._svg(),
-                self._legend(),
-                self._readouts(),
+                *self.picture(self.start),
                 f"<noscript><p>Shown: {html.escape(self._setting())}. ",
                 "The other settings need JavaScript.</p></noscript>",
                 f'<script type="application/json">{data}</script>',
@@ -293,7 +325,7 @@ class Explorer:
         for k, (name, values) in enumerate(self.controls.items()):
             ref, at = f"{self.name}-{k}", list(values).index(self.start[k])
             texts = [html.escape(_value(v)) for v in values]
-            ids = self._ids[name]
+            ids = self.addresses[name]
             out.append(f'<div><label for="{ref}">{html.escape(name)}</label>')
             if len(values) > 2 and all(isinstance(v, (int, float)) for v in values):
                 told = _told(texts)
@@ -314,29 +346,38 @@ class Explorer:
             out.append(f'<select id="{ref}" autocomplete="off">{"".join(options)}</select></div>')
         return "".join(out) + "</div>"
 
-    def _readouts(self) -> str:
+    def _readouts(self, values: tuple) -> str:
         pairs = "".join(
             f"<div><dt>{html.escape(k)}</dt><dd>{html.escape(_text(v))}</dd></div>"
-            for k, v in self._states[self.start].readouts.items()
+            for k, v in self.frame(*values).readouts.items()
         )
         return f'<div role="status" aria-live="polite" aria-atomic="true"><dl>{pairs}</dl></div>'
 
     # --- drawing ----------------------------------------------------------------------------
 
-    def _svg(self) -> str:
-        paths = self.drawing(*self.start)
+    def picture(self, values: tuple, ghosts: str = "") -> list[str]:
+        """The drawing, its legend and its readouts; ``ghosts`` are lines of earlier settings."""
+        return [self._svg(values, ghosts), self._legend(), self._readouts(values)]
+
+    def _svg(self, values: tuple, ghosts: str) -> str:
+        paths = self.drawing(*values)
         parts, y = [], TOP
         if self._top:
             strip, deep = self._strip(paths[2 * len(self._series) :], y)
             parts, y = [strip], y + deep
         if self._series:
-            parts.append(self._panel(paths, y))
+            parts.append(self._panel(paths, y, values, ghosts))
             y += self._height + BOTTOM
         said = self.description or f"{self.title}: {self.ylabel} against {self.xlabel}"
         size = f'viewBox="0 0 {WIDTH} {y}" role="img" aria-label="{html.escape(said)}"'
         return f"<svg {size}>{''.join(parts)}</svg>"
 
-    def _panel(self, paths: list[str], y: float) -> str:
+    def lines(self, *values: object) -> str:
+        """The lines at one setting, without marks: what stays of it as a ghost."""
+        drawn = zip(self._series, self.drawing(*values)[::2], strict=False)
+        return "".join(f'<path class="fedx-l"{_ink(s)} d="{d}"/>' for (_, on, s), d in drawn if on)
+
+    def _panel(self, paths: list[str], y: float, values: tuple, ghosts: str) -> str:
         """Axes, ticks and the traces, cut at the border."""
         high = self._height
         out = [f'<g transform="translate({LEFT} {y})">']
@@ -354,18 +395,18 @@ class Explorer:
         wide, deep = INNER + 2 * EDGE, high + 2 * EDGE
         out.append(f'<svg class="fedx-p" x="-{EDGE}" y="-{EDGE}" width="{wide}" height="{deep}" '
                    f'viewBox="-{EDGE} -{EDGE} {wide} {deep}" overflow="hidden">')  # fmt: skip
-        out.append('<g class="fedx-o"></g>')  # the lines before the last change, by the script
+        out.append(f'<g class="fedx-o">{ghosts}</g>')  # the script puts earlier lines here, too
         for k, (name, _, s) in enumerate(self._series):
-            ink = _ink(s) + self._chosen(name)
+            ink = _ink(s) + self._named(name, values)
             out.append(f'<path class="fedx-l"{ink} d="{paths[2 * k]}"/>')
             out.append(f'<path class="fedx-m"{_paint("fill", s)} d="{paths[2 * k + 1]}"/>')
         return "".join(out) + "</svg>" + self._names(high, self.xlabel, self.ylabel) + "</g>"
 
-    def _chosen(self, name: str) -> str:
-        """Which control and value a line is named after, and whether that is the start."""
+    def _named(self, name: str, current: tuple) -> str:
+        """Which control and value a line is named after, and whether that is the current one."""
         for k, values in enumerate(self.controls.values()):
             if name in list(values):
-                on = ' data-on=""' if name == self.start[k] else ""
+                on = ' data-on=""' if name == current[k] else ""
                 return f' data-c="{k},{list(values).index(name)}"{on}'
         return ""
 

@@ -1,0 +1,498 @@
+"""Figures that answer in a running notebook: explorers with free controls, trainings to watch.
+
+ipywidgets makes the controls; the drawing is that of :mod:`fedlib.lab.show.interactive`. Where no
+kernel or no ipywidgets is, what stands on the page is shown instead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import html
+import signal
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fedlib.engine.evaluation import Evaluation, Measures
+from fedlib.engine.simulation import History, simulate
+from fedlib.errors import FedlibError
+from fedlib.lab.show import plotting
+from fedlib.lab.show.interactive import Explorer, Frame, Pairs, _file, _value
+
+VIEW = "application/vnd.jupyter.widget-view+json"
+STEPS = 60  # values along a slider, besides those on the page
+KEPT = 4  # settings that stay as ghosts
+PAUSE = 0.2  # seconds between two drawings of a training
+GO = """<script>if(!window.fedx){window.fedx=1;addEventListener("click",e=>{
+const a=e.target.closest("a[href*='#']"),h=a?decodeURIComponent(a.hash).slice(1):"",
+t=h.includes(":")&&document.querySelector(".fedx-go-"+CSS.escape(h.split(":")[0])+" input");
+if(!t)return;e.preventDefault();e.stopPropagation();t.value=h;
+t.dispatchEvent(new Event("input",{bubbles:true}));
+t.closest(".fedx-live").scrollIntoView({block:"nearest"})},true);
+const say=e=>{const h=e.target.closest(".fedx-live .noUi-handle");
+if(h)for(const[name,part]of[["label","label"],["valuetext","readout"]])
+h.setAttribute("aria-"+name,h.closest(".widget-inline-hbox").querySelector(".widget-"+part).textContent)};
+addEventListener("focusin",say);addEventListener("keyup",say)}</script>"""
+
+
+def bundle(widget: Callable[[], Any]) -> dict:
+    """Return a widget's display data, or nothing where no kernel or no ipywidgets runs."""
+    try:
+        import ipywidgets  # noqa: F401
+        from IPython import get_ipython
+    except ImportError:
+        return {}
+    if getattr(get_ipython(), "kernel", None) is None:
+        return {}
+    return {VIEW: {"version_major": 2, "version_minor": 0, "model_id": widget().model_id}}
+
+
+def frozen(function: Callable) -> Callable:
+    """Return a function that keeps the names of its notebook as they are now.
+
+    A later cell may give ``w`` or ``step`` another meaning; a figure above it goes on with its own.
+    """
+    if not isinstance(function, FunctionType):
+        return function
+    old, names = function.__globals__, dict(function.__globals__)
+
+    def copy(one: FunctionType) -> FunctionType:
+        new = FunctionType(one.__code__, names, one.__name__, one.__defaults__, one.__closure__)
+        new.__kwdefaults__ = one.__kwdefaults__
+        return new
+
+    for name, value in old.items():
+        if isinstance(value, FunctionType) and value.__globals__ is old:
+            names[name] = copy(value)
+    return copy(function)
+
+
+# --- controls -------------------------------------------------------------------------------------
+
+
+def along(values: Sequence[float]) -> list:
+    """Return values of a slider from the smallest to the largest of the given ones.
+
+    The given ones are among them and whole numbers stay whole. Steps are equal, or equal factors
+    where the range is a decade or more.
+    """
+    low, high = min(values), max(values)
+    space = np.geomspace if low > 0 and high >= 10 * low else np.linspace
+    whole = all(isinstance(v, int) for v in values)
+    steps = {round(v) if whole else float(f"{v:.3g}") for v in space(low, high, STEPS).tolist()}
+    new = {v for v in steps if low < v < high and not np.isclose(v, values, rtol=1e-3).any()}
+    return sorted(new | {*values})
+
+
+def _control(label: str, values: Sequence, start: object, free: bool) -> Any:
+    """Return a slider along numbers, or a list to choose from."""
+    import ipywidgets as widgets
+
+    slides = len(values) > 2 and all(type(v) in (int, float) for v in values)
+    if slides:
+        label = f"{label} ({_value(min(values))} to {_value(max(values))})"
+    steps = along(values) if slides and free else list(values)
+    kind = widgets.SelectionSlider if slides else widgets.Dropdown
+    return kind(
+        options=[(_value(v), v) for v in steps],
+        value=start,
+        description=label,
+        style={"description_width": "initial"},
+        layout={"width": "min(36rem, 98%)"},
+    )
+
+
+def _controls(controls: Mapping[str, Sequence], start: Sequence, free: bool) -> list:
+    pairs = zip(controls.items(), start, strict=True)
+    return [_control(label, values, first, free) for (label, values), first in pairs]
+
+
+def _framed(title: str, parts: Sequence[str]) -> str:
+    """Return a picture in the frame that it has on the page."""
+    head = f'<p class="fedx-t">{html.escape(title)}</p>'
+    return f'<div class="fedx"><style>{_file("css")}</style>{head}{"".join(parts)}</div>'
+
+
+def _alarm(error: Exception) -> str:
+    """Return an error as a line for people."""
+    kind = "" if isinstance(error, FedlibError) else f"{type(error).__name__}: "
+    return f'<p role="alert"><b>{html.escape(kind + str(error))}</b></p>'
+
+
+def _box(*parts: Any) -> Any:
+    """Put widgets below each other, with the script that follows links and names the sliders."""
+    import ipywidgets as widgets
+
+    script = {"output_type": "display_data", "data": {"text/html": GO}, "metadata": {}}
+    return widgets.VBox([*parts, widgets.Output(outputs=(script,))]).add_class("fedx-live")
+
+
+# --- explorers ------------------------------------------------------------------------------------
+
+
+def explorer(figure: Explorer) -> Any:
+    """Return an explorer's widget.
+
+    Parameters
+    ----------
+    figure
+        If it is ``free`` and its frames are a function, its sliders take any value.
+    """
+    import ipywidgets as widgets
+
+    figure = replace(figure, frames=frozen(figure.frames))
+    sliders = _controls(
+        figure.controls, figure.start, figure.free and callable(figure.frames)
+    )
+    picture, problem = widgets.HTML(), widgets.HTML()
+    kept: list[tuple] = []
+    shown = [figure.start]
+
+    def draw(*_: object) -> None:
+        values = tuple(slider.value for slider in sliders)
+        try:
+            ghosts = [figure.lines(*v) for v in dict.fromkeys([*kept, *shown]) if v != values]
+            picture.value = _framed(figure.title, figure.picture(values, "".join(ghosts)))
+            shown[:], problem.value = [values], ""
+        except Exception as error:  # what an author's function raises at this setting
+            problem.value = _alarm(error)
+
+    def back(*_: object) -> None:
+        kept.clear()
+        for slider, value in zip(sliders, figure.start, strict=True):
+            slider.value = value
+        shown[:] = [figure.start]
+        draw()
+
+    def follow(change: Mapping) -> None:
+        """Set what a link asks for."""
+        asked = {f"{figure.name}:{part}" for part in change["new"].partition(":")[2].split("&")}
+        for slider, (label, values) in zip(sliders, figure.controls.items(), strict=True):
+            for value, place in zip(values, figure.addresses[label], strict=True):
+                if place in asked:
+                    slider.value = value
+
+    for slider in sliders:
+        slider.observe(draw, "value")
+    keep = widgets.Button(description="Keep these lines", icon="thumb-tack")
+    keep.on_click(lambda _: kept.__setitem__(slice(None), [*kept, *shown][-KEPT:]))
+    again = widgets.Button(description="Start again", icon="undo")
+    again.on_click(back)
+    address = widgets.Text(layout={"display": "none"}).add_class(f"fedx-go-{figure.name}")
+    address.observe(follow, "value")
+    draw()
+    return _box(*sliders, picture, problem, widgets.HBox([keep, again, address]))
+
+
+# --- trainings ------------------------------------------------------------------------------------
+
+
+@dataclass
+class Run:
+    """A training under way, and what is known of it."""
+
+    values: tuple
+    rounds: int
+    go: threading.Event = field(default_factory=threading.Event)
+    over: threading.Event = field(default_factory=threading.Event)
+    done: int = 0
+    seconds: float = 0.0
+    history: History | None = None
+    error: Exception | None = None
+    thread: threading.Thread | None = None
+
+    def stop(self) -> None:
+        """End after the rounds that are being computed."""
+        self.over.set()
+        self.go.set()
+
+
+class Live:
+    """A training to start, watch, pause and stop, with a few settings as controls.
+
+    On the last line of a cell it trains once as it stands and shows the curve. In a running
+    notebook its controls start it anew, in the background.
+
+    Parameters
+    ----------
+    title
+        One line above the figure.
+    controls
+        Label of a control (with its unit) to its values; three or more numbers make a slider.
+    build
+        A function of the controls' values: ``(algorithm, task)``, as
+        :func:`~fedlib.engine.simulation.simulate` takes them.
+    rounds, every
+        How many rounds, None for as many as the algorithm's ``rounds(seeds)`` says; and how many
+        from one look to the next.
+    seeds
+        One run each; the curve is their mean.
+    start
+        The values to begin with; the first of each control by default.
+    split, metric
+        What is drawn.
+    measure
+        Measures something else: ``(state, task) -> {(split, metric): [R]}``.
+    strip
+        ``(state, task) -> [rows, columns]``, a heat strip above the curve as it forms.
+    clock, ylog
+        Draw against the run's own clock; a logarithmic axis.
+    xlabel, ylabel
+        Names of the axes with units.
+
+    Raises
+    ------
+    FedlibError
+        If a control has no values.
+    """
+
+    def __init__(
+        self,
+        title: str,
+        controls: Mapping[str, Sequence],
+        build: Callable[..., tuple[Any, Any]],
+        *,
+        rounds: int | None = None,
+        every: int = 1,
+        seeds: Sequence[int] = (0,),
+        start: Sequence | None = None,
+        split: str = "train",
+        metric: str = "loss",
+        measure: Callable[[Any, Any], Measures] | None = None,
+        strip: Callable[[Any, Any], Any] | None = None,
+        clock: bool = False,
+        ylog: bool = False,
+        xlabel: str = "round",
+        ylabel: str = "",
+    ) -> None:
+        for label, values in controls.items():
+            if not len(values):
+                raise FedlibError(f"The control '{label}' has no values; give at least one.")
+        self.title, self.controls, self.build = title, controls, frozen(build)
+        self.rounds, self.every, self.seeds = rounds, every, tuple(seeds)
+        self.start = tuple(start or (values[0] for values in controls.values()))
+        self.split, self.metric, self.strip = split, metric, strip
+        self.look = Evaluation(every=every, splits=split, measure=measure)
+        self.clock, self.ylog, self.xlabel = clock, ylog, xlabel
+        self.ylabel = ylabel or f"{metric}, {split}"
+        self.before: Run | None = None
+        self.run: Run | None = None
+        _PANELS.add(self)
+
+    @property
+    def history(self) -> History | None:
+        """What the training has left so far, like any other."""
+        return self.run.history if self.run else None
+
+    def train(self, *values: object) -> History:
+        """Train with these values, or as the panel starts, and return when it is done."""
+        self._begin(values or self.start)
+        self._work(lambda: None)
+        if self.run.error is not None:
+            raise self.run.error
+        return self.run.history
+
+    # --- work -------------------------------------------------------------------------------------
+
+    def _begin(self, values: Sequence) -> None:
+        self.halt()
+        finished = self.run is not None and self.run.history is not None
+        self.before, self.run = (self.run if finished else self.before), Run(
+            tuple(values), self.rounds or 0
+        )
+        self.run.go.set()
+
+    def _work(self, tell: Callable[[], None]) -> None:
+        """Train to the end, stretch by stretch, and tell after each."""
+        run, looked = self.run, {}
+
+        def measure(state: Any, task: Any) -> Measures:
+            """Look once at each round, though a stretch begins where another has ended."""
+            if state.t not in looked:
+                looked.clear()
+                looked[state.t] = self.look.of(state, task, [""] * len(self.seeds))
+            return looked[state.t]
+
+        try:
+            algorithm, task = self.build(*run.values)
+            run.rounds = self.rounds or algorithm.rounds(self.seeds)
+            look = Evaluation(every=self.every, measure=measure)
+            while run.done < run.rounds and not run.over.is_set():
+                began, stretch = time.perf_counter(), min(self.every, run.rounds - run.done)
+                state = run.history.state if run.history else None
+                options = dict(state=state, evaluation=look, progress=False)
+                part = simulate(algorithm, task, stretch, self.seeds, **options)
+                run.history = _joined(run.history, part)
+                run.done += stretch
+                run.seconds += time.perf_counter() - began
+                if self.strip is not None:
+                    self._strip = np.asarray(self.strip(part.state, task))
+                tell()
+                if len(part.diverged) == len(self.seeds):
+                    break
+                run.go.wait()
+        except Exception as error:  # shown in the panel, or raised by train
+            run.error = error
+
+    def halt(self) -> None:
+        """Stop the training, if one is under way, and wait until it has stopped."""
+        if self.run is not None and self.run.thread is not None:
+            self.run.stop()
+            self.run.thread.join()
+
+    # --- picture ----------------------------------------------------------------------------------
+
+    def curve(self, run: Run) -> Pairs:
+        """Return the mean over seeds of what a run has reached: ``[looks, 2]``."""
+        frame = run.history.frame
+        rows = frame[(frame["split"] == self.split) & (frame["metric"] == self.metric)]
+        means = rows.groupby("round")[["clock", "value"]].agg(lambda v: np.mean(v.to_numpy()))
+        x = means["clock"] if self.clock else means.index
+        return np.stack([x, means["value"]], axis=1)
+
+    def picture(self) -> str:
+        """Return the curves so far as HTML."""
+        lines, readouts = {}, {"rounds": f"{self.run.done} of {self.run.rounds}"}
+        if self.before is not None:
+            lines["before"] = self.curve(self.before)
+        if self.run.history is not None:
+            lines["now"] = self.curve(self.run)
+            readouts[self.ylabel] = float(lines["now"][-1, 1])
+        figure = Explorer(
+            self.title,
+            {},
+            {(): Frame(lines, strip=self._strip, readouts=readouts)},
+            xlabel=self.xlabel,
+            ylabel=self.ylabel,
+            ylog=self.ylog,
+            styles={
+                "before": plotting.Style("the run before", plotting.GREY, "", plotting.DASHED),
+                "now": plotting.Style(self._said(self.run.values), plotting.BLUE),
+            },
+            strip_label="",
+        )
+        return _framed(self.title, figure.picture(()))
+
+    _strip: Any = None
+
+    def _said(self, values: Sequence) -> str:
+        pairs = zip(self.controls, values, strict=True)
+        return ", ".join(f"{label} = {_value(v)}" for label, v in pairs)
+
+    def _first(self) -> None:
+        """Train once as the panel starts, unless it has been trained."""
+        if self.run is None:
+            self.train()
+
+    def _repr_html_(self) -> str:
+        """Return the picture of the training; to train, run the notebook."""
+        self._first()
+        return self.picture()
+
+    def _repr_mimebundle_(self, **_: object) -> dict:
+        self._first()
+        return bundle(self.widget)
+
+    def __repr__(self) -> str:
+        done = f"{self.run.done} of {self.run.rounds} rounds" if self.run else "not trained yet"
+        return f"{self.title}. {self._said(self.run.values if self.run else self.start)}. {done}"
+
+    # --- widget -----------------------------------------------------------------------------------
+
+    def widget(self) -> Any:
+        """Return the panel."""
+        import ipywidgets as widgets
+
+        self._first()
+        sliders = _controls(self.controls, self.start, free=True)
+        picture, words = widgets.HTML(), widgets.HTML()
+        bar = widgets.IntProgress(description="Rounds")
+        train = widgets.Button(description="Train", icon="play", button_style="primary")
+        pause = widgets.Button(description="Pause", icon="pause", disabled=True)
+        stop = widgets.Button(description="Stop", icon="stop", disabled=True)
+        drawn = [0.0]
+
+        def show(*, last: bool = False) -> None:
+            run = self.run
+            busy = not last and run.thread is not None
+            if not last and time.monotonic() - drawn[0] < PAUSE:
+                return
+            bar.max, bar.value, drawn[0] = max(run.rounds, 1), run.done, time.monotonic()
+            left = run.seconds / max(run.done, 1) * (run.rounds - run.done)
+            words.value = f"{left:.0f} s left" if busy else _ended(run)
+            picture.value = self.picture()
+            train.disabled, pause.disabled, stop.disabled = busy, not busy, not busy
+
+        def work() -> None:
+            self._work(show)
+            if self.run.error is None or self.run.history is not None:
+                show(last=True)
+            if self.run.error is not None:
+                words.value = _alarm(self.run.error)
+            train.disabled, pause.disabled, stop.disabled = False, True, True
+
+        def begin(_: object) -> None:
+            self._begin([slider.value for slider in sliders])
+            train.disabled, pause.disabled, stop.disabled = True, False, False
+            pause.description, words.value = "Pause", "begins"
+            self.run.thread = threading.Thread(target=work, daemon=True, name=self.title)
+            self.run.thread.start()
+            _watch()
+
+        def hold(_: object) -> None:
+            go = self.run.go
+            (go.clear if go.is_set() else go.set)()
+            pause.description = "Pause" if go.is_set() else "Go on"
+
+        train.on_click(begin)
+        pause.on_click(hold)
+        stop.on_click(lambda _: self.run.stop())
+        show(last=True)
+        return _box(*sliders, widgets.HBox([train, pause, stop, bar, words]), picture)
+
+
+_PANELS: weakref.WeakSet[Live] = weakref.WeakSet()
+
+
+def _joined(first: History | None, then: History) -> History:
+    """Return two stretches of one run as one history."""
+    if first is None:
+        return then
+    new = then.frame[then.frame["round"] > first.frame["round"].max()]
+    frame = pd.concat([first.frame, new], ignore_index=True)
+    return History(frame, then.state, then.diverged | first.diverged)
+
+
+def _ended(run: Run) -> str:
+    if run.history is not None and run.history.diverged:
+        return f"diverged in round {min(run.history.diverged.values())}"
+    return "done" if run.done == run.rounds else f"stopped after {run.done} rounds"
+
+
+def _watch() -> None:
+    """Let an interrupt of the kernel stop all trainings, whether a cell runs or none."""
+    from IPython import get_ipython
+
+    def stop(*_: object) -> None:
+        for panel in _PANELS:
+            if panel.run is not None:
+                panel.run.stop()
+
+    def interrupted(result: Any) -> None:
+        if isinstance(result.error_in_exec, KeyboardInterrupt):
+            stop()
+
+    shell = get_ipython()
+    if shell is None or getattr(shell, "_fedlib_watches", False):
+        return
+    shell._fedlib_watches = True
+    shell.events.register("post_run_cell", interrupted)
+    # after the message that is being handled, since the kernel then puts back its own handler
+    asyncio.get_event_loop().call_later(0.1, signal.signal, signal.SIGINT, stop)

@@ -1,0 +1,123 @@
+"""Notebooks in a real JupyterLab, as a student opens them. Without a browser they are skipped."""
+
+import json
+import os
+import re
+import shutil
+
+import browser
+import build
+import jupyter
+import nbformat
+import pytest
+from jupyter import CELLS, opened
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(browser.find() is None, reason="no Chromium: install one, or set CHROMIUM"),
+    pytest.mark.xdist_group("jupyterlab"),
+]
+CHAPTERS = {  # a notebook of each, that with the panel
+    path.parent.name: path
+    for path in sorted((build.ROOT / "notebooks").glob("*/*.ipynb"))
+    if "panel = Live(" in "".join(c.source for c in nbformat.read(path, 4).cells)
+}
+RAW = re.compile(r":::|\{prf:|\{ref\}|\{eq\}|\{cite|^\([a-z][a-z-]+\)=$", re.M)
+LIVE = "[...document.querySelectorAll('.fedx-live')]"
+PANEL = f"{LIVE}.find(e => e.innerText.includes('Train'))"
+OVERLAPS = """[...document.querySelectorAll('.fedx')].flatMap(figure => {
+  const all = [...figure.querySelectorAll('dt, dd')].map(e => [e, e.getBoundingClientRect()]);
+  return all.flatMap(([a, p], i) => all.slice(i + 1).filter(([b, q]) => p.right > q.left + 1 &&
+    q.right > p.left + 1 && p.bottom > q.top + 1 && q.bottom > p.top + 1)
+    .map(([b]) => a.innerText + ' | ' + b.innerText))}).join('; ')"""
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory):
+    """JupyterLab on a copy of the notebooks."""
+    folder = tmp_path_factory.mktemp("lab")
+    for path in CHAPTERS.values():
+        (folder / path.parent.name).mkdir()
+        shutil.copy(path, folder / path.parent.name)
+    paths = [str(build.ROOT), os.environ.get("PYTHONPATH", "")]
+    with jupyter.lab(folder, build.KERNEL | {"PYTHONPATH": os.pathsep.join(paths)}) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    with browser.chromium() as running:
+        yield running
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS)
+def test_a_chapter_reads_runs_and_answers(chapter, address, chromium):
+    path = CHAPTERS[chapter]
+    notebook = opened(chromium, address, f"{chapter}/{path.name}", dark=chapter[1] in "246")
+    notebook.run()
+    failed = f"{CELLS}.flatMap(w => w.model.type == 'code' ? w.outputArea.model.toJSON() : [])"
+    failed += ".filter(o => o.output_type == 'error').map(o => o.evalue)"
+    assert notebook.page.evaluate(failed) == []
+    for number, cell in enumerate(nbformat.read(path, 4).cells):
+        node = f"{CELLS}[{number}].node"
+        if cell.cell_type == "markdown":
+            raw = RAW.search(notebook.until(f"{node}.innerText", 20))
+            assert not raw, f"cell {number}: {raw[0]}"
+        elif "hide-cell" in cell.metadata.get("tags", []):
+            height = f"{node}.querySelector('.cm-content')?.offsetHeight"
+            assert not notebook.page.evaluate(height), f"cell {number} stands open"
+    assert not notebook.page.evaluate("document.querySelector('.jp-Notebook details[open]') && 1")
+    notebook.until(f"{LIVE}.length", 20)
+    assert not notebook.page.evaluate(OVERLAPS)
+    slides(notebook)
+    trains(notebook, stops=chapter.startswith("02"))
+    notebook.page.close()
+
+
+def slides(notebook):
+    """Move the first slider by keyboard: its value is said, and an explorer's figure changes."""
+    box = f"{LIVE}.find(e => e.querySelector('.noUi-handle'))"
+    explores = notebook.page.evaluate(f"{box}.innerText.includes('Keep these lines')")
+    before = notebook.page.evaluate(f"{box}.querySelector('.fedx').innerHTML")
+    notebook.page.evaluate(f"{box}.querySelector('.noUi-handle').focus()")
+    notebook.page.press("ArrowRight", 39)
+    handle = f"{box}.querySelector('.noUi-handle')"
+    said = [notebook.page.evaluate(f"{handle}.{name}") for name in ("ariaLabel", "ariaValueText")]
+    assert re.match(r".+\(.+ to .+\)", said[0]) and re.match(r"[\d.−]+$", said[1]), said
+    changed = f"{box}.querySelector('.fedx').innerHTML != {json.dumps(before)}"
+    assert not explores or notebook.until(changed, 10)
+
+
+def trains(notebook, stops):
+    """Start a training and see it end; or pause it, go on, and stop it."""
+
+    def press(name):
+        button = f"[...{PANEL}.querySelectorAll('button')].find(e => e.innerText.trim() == '{name}')"
+        notebook.until(f"{button} && !{button}.disabled", 20)
+        notebook.page.evaluate(f"{button}.click()")
+
+    drawn = f"{PANEL}.querySelector('.fedx').innerHTML"
+    first = notebook.page.evaluate(drawn)
+    if not stops:
+        press("Train")
+        notebook.until(f"{drawn} != {json.dumps(first)} && {PANEL}.innerText.includes('done')", 60)
+        return
+    notebook.tell("panel.rounds = 10**6")
+    press("Train")
+    press("Pause")
+    press("Go on")
+    notebook.until(f"/[0-9]+ s left/.test({PANEL}.innerText)", 20)
+    press("Stop")
+    notebook.until(f"/stopped after [0-9]+ rounds/.test({PANEL}.innerText)", 20)
+
+
+def test_an_interrupt_of_the_kernel_stops_a_training(address, chromium):
+    notebook = opened(chromium, address, "02_participation/2_build.ipynb")
+    notebook.run()
+    notebook.tell("panel.rounds = 10**6")
+    notebook.page.evaluate(f"[...{PANEL}.querySelectorAll('button')][0].click()")
+    notebook.until(f"/[0-9]+ s left/.test({PANEL}.innerText)", 20)
+    notebook.command("notebook:interrupt-kernel")
+    notebook.until(f"/stopped after [0-9]+ rounds/.test({PANEL}.innerText)", 20)
+    notebook.tell("assert not panel.run.thread.is_alive()")
+    notebook.page.close()
