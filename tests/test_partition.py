@@ -127,6 +127,3 @@ def test_what_cannot_be_cut():
     for clients in ([], 3, [2.5], [0]):
         with pytest.raises(FedlibError, match="clients"):
             partition.grid(20, clients)
-    for blocks in ([], None, [[0.5]], "ab"):
-        with pytest.raises(FedlibError, match="Feature blocks are a list"):
-            partition.check_features(blocks, 2)

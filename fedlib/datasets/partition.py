@@ -227,33 +227,6 @@ def random_features(features: int, silos: int, seed: int = 0) -> Parts:
     return [np.sort(block) for block in np.split(order, np.cumsum(_cut(features, silos))[:-1])]
 
 
-def check_features(blocks: Sequence[np.ndarray], features: int) -> None:
-    """Refuse feature blocks that overlap, leave columns out or name columns that are not there.
-
-    Raises
-    ------
-    FedlibError
-        Naming the columns.
-    """
-    check_whole_number("features", features)
-    try:
-        used = np.concatenate([np.asarray(block) for block in blocks])
-    except (TypeError, ValueError):
-        used = np.empty(0)
-    if used.ndim != 1 or used.dtype.kind not in "iu":
-        raise FedlibError("Feature blocks are a list of column numbers for each silo.")
-    count = np.bincount(used[(used >= 0) & (used < features)], minlength=features)
-    for wrong, what in (
-        (used[(used < 0) | (used >= features)], f"do not exist (there are {features})"),
-        (np.flatnonzero(count > 1), "belong to two silos"),
-        (np.flatnonzero(count == 0), "belong to no silo"),
-    ):
-        if len(wrong):
-            raise FedlibError(
-                f"Columns {wrong[:5].tolist()} {what}. Every column needs exactly one silo."
-            )
-
-
 def tiles(images: np.ndarray, rows: int, columns: int) -> list[np.ndarray]:
     """Cut images ``[n, C, H, W]`` into ``rows × columns`` equal tiles, one a silo.
 

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 import numpy as np
 from torch import Tensor
 
-from fedlib.engine.checks import check_models, check_whole_number, checked_seeds
+from fedlib.engine.checks import check_whole_number
 from fedlib.engine.data import Reading
 from fedlib.engine.draws import ON_HOST, Array, draw_one
 from fedlib.engine.local import local_sgd
@@ -26,7 +26,7 @@ from fedlib.engine.mixing import average
 from fedlib.engine.sweeps import column
 from fedlib.engine.tasks import Task
 from fedlib.errors import FedlibError, unknown
-from fedlib.papers.fedavg import check_settings
+from fedlib.papers.fedavg import check_settings, first_models
 from fedlib.papers.hierarchy.clock import Timeline, check_clock, timeline
 from fedlib.population.delays import Law, each
 
@@ -168,11 +168,7 @@ class HierarchicalSGD:
     def init(self, task: Task, seeds: Sequence[int], x: Tensor | None = None) -> State:
         """Return the state at time 0, from fresh models or from given ``x[R, P]``."""
         check_fits(task, self.groups)
-        seeds = checked_seeds(seeds)
-        fresh = task.init(seeds if x is None else seeds[:1])
-        if x is not None:
-            check_models(x, len(seeds), task.size)
-        x = fresh if x is None else x.to(fresh)
+        x, seeds = first_models(task, seeds, x)
         y = x.unsqueeze(1).repeat(1, len(self.groups), 1)
         cursor = np.zeros((len(seeds), task.N), dtype=np.int64)
         return State(x, y, seeds, cursor, np.zeros(len(seeds)))

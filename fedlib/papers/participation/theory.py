@@ -388,18 +388,6 @@ def variance_independent(clients: int, cohort: int) -> float:
     return (1 - cohort / clients) / (cohort * clients)
 
 
-def proposition_4_4(d2: float, second_moments: Any) -> np.ndarray:
-    """Return ``N d^2 sum_n E(qbar^n - 1/N)^2``, which bounds ``E delta^2(P)``.
-
-    Parameters
-    ----------
-    second_moments
-        ``[..., N]``, client n's ``E(qbar^n - 1/N)^2``.
-    """
-    moments = as_array(second_moments)
-    return moments.shape[-1] * d2 * moments.sum(axis=-1)
-
-
 def proposition_4_6(
     d2: float,
     clients: int,

@@ -18,13 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlib.engine.checks import (
-    check_flag,
-    check_models,
-    check_positive,
-    check_whole_number,
-    checked_seeds,
-)
+from fedlib.engine.checks import check_flag, check_positive, check_whole_number, checked_seeds
 from fedlib.engine.cost import check_room
 from fedlib.engine.data import Reading
 from fedlib.engine.draws import ON_HOST, Array, draw_one
@@ -34,7 +28,7 @@ from fedlib.engine.rng import stream
 from fedlib.engine.sweeps import column
 from fedlib.engine.tasks import Task
 from fedlib.errors import FedlibError, unknown
-from fedlib.papers.fedavg import check_settings
+from fedlib.papers.fedavg import check_settings, first_models
 from fedlib.papers.personalization import weights
 from fedlib.papers.personalization.discrepancy import Estimate, Half, estimate, halves
 
@@ -209,12 +203,8 @@ class ShuffledSGD:
         A
             Mixing weights ``[R, N, N]`` or ``[N, N]``; all alike by default.
         """
-        seeds = checked_seeds(seeds)
-        check_room(len(seeds) * task.N, task.size, 3, task.data.x)
-        fresh = task.init(seeds if x is None else seeds[:1])
-        if x is not None:
-            check_models(x, len(seeds), task.size)
-        x = fresh if x is None else x.to(fresh)
+        check_room(len(checked_seeds(seeds)) * task.N, task.size, 3, task.data.x)
+        x, seeds = first_models(task, seeds, x)
         shape = (len(seeds), task.N, task.N)
         A = x.new_full(shape, 1 / task.N) if A is None else checked(A, shape).to(x)
         v = x.unsqueeze(1).repeat(1, task.N, 1)

@@ -25,9 +25,9 @@ from fedlib.engine.sweeps import column
 from fedlib.engine.tasks import Task
 from fedlib.errors import FedlibError, unknown
 from fedlib.papers import fedavg
-from fedlib.papers.fedavg import State, check_settings
+from fedlib.papers.fedavg import State
 from fedlib.papers.personalization.discrepancy import Estimate, Half, estimate
-from fedlib.papers.personalization.others import Forgetful, Rate, everyones, paid
+from fedlib.papers.personalization.others import Forgetful, everyones, paid
 
 KINDS = ("static", "random", "rolling")
 
@@ -137,14 +137,11 @@ class PartialFedAvg(Forgetful):
         How the part is chosen, see :func:`units`.
     """
 
-    lr: Rate
-    local_steps: int = 1
-    batch_size: int | None = None
     share: tuple[float, ...] = ()
     kind: str = "rolling"
 
     def __post_init__(self) -> None:
-        check_settings(self)
+        super().__post_init__()
         if self.kind not in KINDS:
             raise unknown("kind of mask", self.kind, KINDS)
         check_share(self.share or (1.0,))

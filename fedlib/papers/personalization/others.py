@@ -14,14 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from numbers import Real
 from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedlib.engine.checks import check_flag, check_whole_number
+from fedlib.engine.checks import check_between, check_flag, check_whole_number
 from fedlib.engine.cost import check_room
 from fedlib.engine.data import Batch
 from fedlib.engine.draws import draw_one, upload
@@ -70,14 +69,28 @@ class Mixed(State):
 S = TypeVar("S", bound=fedavg.State)
 
 
+@dataclass(frozen=True)
 class Everyone(Generic[S]):
-    """What the methods share; a method adds ``trained``, ``personal`` and what a round reads."""
+    """What the methods share; a method adds ``trained``, ``personal`` and what a round reads.
+
+    Parameters
+    ----------
+    lr
+        Step size; a number, or one a run.
+    local_steps
+        Local steps of each client in a round.
+    batch_size
+        Minibatch size; None takes all samples.
+    """
+
+    lr: Rate
+    local_steps: int = 1
+    batch_size: int | None = None
 
     per_run: ClassVar[tuple[str, ...]] = ("lr",)
 
-    lr: Rate
-    local_steps: int
-    batch_size: int | None
+    def __post_init__(self) -> None:
+        check_settings(self)
 
     @property
     def reads(self) -> int:
@@ -226,13 +239,10 @@ class LocalizedFedAvg(Forgetful):
         Steps from the global model to a personal one; 0 is FedAvg.
     """
 
-    lr: Rate
-    local_steps: int = 1
-    batch_size: int | None = None
     tune_steps: int = 10
 
     def __post_init__(self) -> None:
-        check_settings(self)
+        super().__post_init__()
         check_whole_number("tune_steps", self.tune_steps, 0)
 
     def trained(
@@ -279,9 +289,6 @@ class PerFedAvg(Forgetful):
         That ε.
     """
 
-    lr: Rate
-    local_steps: int = 1
-    batch_size: int | None = None
     inner_lr: Rate = 0.01
     variant: str = "first-order"
     eps: float = 0.01
@@ -352,9 +359,6 @@ class PFedMe(Keeping):
         The server's β: ``w <- (1 - β) w + β mean w_i``.
     """
 
-    lr: Rate
-    local_steps: int = 1
-    batch_size: int | None = None
     inner_lr: Rate = 0.05
     inner_steps: int = 5
     lam: Rate = 15.0
@@ -404,15 +408,12 @@ class Ditto(Keeping):
         λ, 0 or more; a number, or one a run. With 0 clients learn alone.
     """
 
-    lr: Rate
-    local_steps: int = 1
-    batch_size: int | None = None
     lam: Rate = 1.0
 
     per_run: ClassVar = ("lr", "lam")
 
     def __post_init__(self) -> None:
-        check_settings(self)
+        super().__post_init__()
         check_least("lam", self.lam)
 
     def trained(
@@ -455,16 +456,13 @@ class APFL(Everyone[Mixed]):
         the round that follow have the new α; how often α moves is our choice.
     """
 
-    lr: Rate
-    local_steps: int = 1
-    batch_size: int | None = None
     mixing: Rate = 0.5
     adaptive: bool = False
 
     per_run: ClassVar = ("lr", "mixing")
 
     def __post_init__(self) -> None:
-        check_settings(self)
+        super().__post_init__()
         check_least("mixing", self.mixing, 1)
         check_flag("adaptive", self.adaptive)
 
@@ -509,13 +507,6 @@ class LocalOnly(Keeping):
     batch_size
         Minibatch size; None takes all samples.
     """
-
-    lr: Rate
-    local_steps: int = 1
-    batch_size: int | None = None
-
-    def __post_init__(self) -> None:
-        check_settings(self)
 
     def trained(
         self, state: State, task: Task, batches: list[Batch], drawn: Drawn[Tensor]
@@ -655,7 +646,4 @@ def spent(algorithm: ShuffledSGD, rounds: int, sizes: Sequence[int]) -> dict[str
 def check_least(name: str, value: Rate, most: float = float("inf")) -> None:
     """Refuse what is no finite number from 0 to ``most``, or one for each run."""
     for one in value if isinstance(value, tuple | list | np.ndarray) else (value,):
-        real = isinstance(one, Real) and not isinstance(one, bool)
-        if not real or not 0 <= one <= most or one == float("inf"):
-            top = "" if most == float("inf") else f" and at most {most}"
-            raise FedlibError(f"{name} is at least 0{top}, one number or one a run; got {value!r}.")
+        check_between(name, one, 0, most)

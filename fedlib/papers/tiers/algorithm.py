@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedlib.engine.checks import check_models, checked_seeds
 from fedlib.engine.data import Batch, FederatedDataset
 from fedlib.engine.draws import Array, draw_one
 from fedlib.engine.local import local_sgd
@@ -31,7 +30,7 @@ from fedlib.engine.rng import stream
 from fedlib.engine.sweeps import column
 from fedlib.engine.tasks import Task
 from fedlib.errors import FedlibError
-from fedlib.papers.fedavg import check_settings
+from fedlib.papers.fedavg import check_settings, first_models
 from fedlib.papers.tiers.task import TieredTask
 
 
@@ -111,11 +110,7 @@ class TDCD:
         B = self.batch_size or len(task.y)
         if not 1 <= B <= len(task.y):
             raise FedlibError(f"batch_size must be between 1 and {len(task.y)}; got {B}.")
-        seeds = checked_seeds(seeds)
-        fresh = task.init(seeds if x is None else seeds[:1])
-        if x is not None:
-            check_models(x, len(seeds), task.size)
-        x = fresh if x is None else x.to(fresh)
+        x, seeds = first_models(task, seeds, x)
         return TieredState(x, seeds, 0, np.zeros(len(seeds)))
 
     def draws(self, state: TieredState, task: TieredTask) -> Iterator[Drawn[np.ndarray]]:
