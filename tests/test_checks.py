@@ -495,5 +495,5 @@ def test_a_view_in_reverse_order_is_called_one():
     x = np.eye(4)
     with pytest.raises(FedlibError, match="a view in reverse order: take a copy"):
         FederatedDataset.build(x[::-1], np.arange(4), [[0, 1], [2, 3]])
-    with pytest.raises(FedlibError, match=r"must lie in 0\.\.3; got -1 to 3"):
+    with pytest.raises(FedlibError, match=r"must lie in 0\.\.3; got -1"):
         FederatedDataset.build(x, np.arange(4), [[0, -1], [2, 3]])

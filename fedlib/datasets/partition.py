@@ -6,13 +6,18 @@ Every sample goes to exactly one client.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from numbers import Integral
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
 
-from fedlib.engine.checks import check_between, check_flag, check_positive, check_whole_number
+from fedlib.engine.checks import (
+    check_between,
+    check_flag,
+    check_positive,
+    check_whole_number,
+    checked_parts,
+)
 from fedlib.engine.rng import stream
 from fedlib.errors import FedlibError
 
@@ -23,11 +28,8 @@ def _checked(labels: np.ndarray, clients: int, seed: int) -> np.ndarray:
     check_labels(labels)
     labels = np.asarray(labels)
     check_whole_number("seed", seed, 0)
-    if (
-        not isinstance(clients, Integral)
-        or isinstance(clients, bool)
-        or not 1 <= clients <= len(labels)
-    ):
+    check_whole_number("clients", clients)
+    if clients > len(labels):
         raise FedlibError(
             f"{clients} clients for {len(labels)} samples. Use between 1 and {len(labels)}."
         )
@@ -46,19 +48,6 @@ def check_labels(labels: np.ndarray) -> None:
         raise FedlibError(f"labels are {[*labels.shape]}. Expected one a sample, [n].")
     if missing := int(pd.isna(labels).sum()):
         raise FedlibError(f"{missing} of the labels are missing (nan or None). Drop those samples.")
-
-
-def check_parts(parts: Sequence[np.ndarray], rows: int) -> None:
-    """Refuse what are no row numbers of each client."""
-    try:
-        held = [np.asarray(part) for part in parts]
-        fits = all(part.ndim == 1 and (not part.size or part.dtype.kind in "iu") for part in held)
-    except (TypeError, ValueError):
-        held, fits = [], False
-    if not held or not fits or isinstance(parts, Mapping):
-        raise FedlibError("A split is a list with row numbers for each client, [[0, 3], [1, 2]].")
-    if wrong := [row for part in held for row in part.tolist() if not 0 <= row < rows]:
-        raise FedlibError(f"Row numbers must lie in 0..{rows - 1}; got {wrong[0]}.")
 
 
 def _group(owner: np.ndarray, clients: int) -> Parts:
@@ -171,7 +160,7 @@ PARTITIONERS = {"iid": iid, "dirichlet": dirichlet, "shards": shards, "similarit
 def histogram(labels: np.ndarray, parts: Sequence[np.ndarray]) -> np.ndarray:
     """Count labels by client, ``[clients, classes]``."""
     check_labels(labels)
-    check_parts(parts, len(labels))
+    parts = checked_parts(parts, len(labels))
     classes, position = np.unique(labels, return_inverse=True)
     return np.stack([np.bincount(position[part], minlength=len(classes)) for part in parts])
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlib.engine.checks import check_whole_number, checked_seeds
+from fedlib.engine.checks import check_whole_number, checked_parts, checked_seeds
 from fedlib.engine.draws import Array, upload
 from fedlib.engine.rng import GOLDEN, scrambled, stream
 from fedlib.errors import FedlibError
@@ -202,11 +202,11 @@ class FederatedDataset:
         if test_x is not None and (y is None) != (test_y is None):
             raise FedlibError("The test targets and y are both given, or both None: no target.")
         x, y = pair(x, y, device, "train", finite)
-        parts = _checked_parts(parts, len(x))
+        parts = _one_owner_each(parts, len(x))
         if augment and x.dim() != 4:
             raise FedlibError(f"augment is for images [n, C, H, W]; the features are {[*x.shape]}.")
         if test_parts is not None:
-            test_parts = _checked_parts(test_parts, 0 if test_x is None else len(test_x))
+            test_parts = _one_owner_each(test_parts, 0 if test_x is None else len(test_x))
             if len(test_parts) != len(parts):
                 raise FedlibError(
                     f"test_parts are for {len(test_parts)} clients, parts for {len(parts)}."
@@ -248,7 +248,7 @@ class FederatedDataset:
             samples.
         """
         held = copy.copy(self)
-        held.splits = {int(n): _checked_parts(parts, len(self.x)) for n, parts in splits.items()}
+        held.splits = {int(n): _one_owner_each(parts, len(self.x)) for n, parts in splits.items()}
         if not splits or any(len(parts) != self.N for parts in held.splits.values()):
             raise FedlibError(
                 f"Splits for seeds need {self.N} clients each; got "
@@ -361,7 +361,7 @@ class FederatedDataset:
         visits = first + np.arange(steps)[:, None, None] * (0, 0, 1)  # [steps, copies, 3]
         jitter = np.array([_jitter(step) for step in visits]) if self.augment else None
         if batch_size is None:
-            rows, weight = _full([self._parts(n)[k] for n, k, _ in first.tolist()])
+            rows, weight = padded([self._parts(n)[k] for n, k, _ in first.tolist()])
             return Reading(rows, weight, jitter, visits, bool((weight == 0).any())), cursor
         each = [self._walk(n, k, start, steps, batch_size) for n, k, start in first.tolist()]
         return Reading(np.stack(each, 1), None, jitter, visits, False), cursor
@@ -387,7 +387,7 @@ class FederatedDataset:
             np.arange(self.N) if clients is None else np.asarray(torch.as_tensor(clients).cpu())
         )
         check_clients(chosen, self.N)
-        held = _full([self.parts[n] for n in chosen])
+        held = padded([self.parts[n] for n in chosen])
         rows, weight = (torch.from_numpy(part).to(self.x.device) for part in held)
         return Batch(rows, weight.to(self.dtype))
 
@@ -412,36 +412,21 @@ def check_clients(chosen: np.ndarray, N: int) -> None:
         raise FedlibError(f"Clients are numbers from 0 to {N - 1}; got {chosen}.")
 
 
-def _full(parts: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+def padded(parts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """Return all rows of every client and their weights, both ``[copies, longest]``."""
     sizes = np.array([len(part) for part in parts])
-    held = np.arange(sizes.max()) < sizes[:, None]
-    rows = np.zeros(held.shape, dtype=np.int64)
-    rows[held] = np.concatenate(parts)
-    return rows, held / sizes[:, None]
+    filled = np.arange(sizes.max()) < sizes[:, None]
+    rows = np.zeros(filled.shape, dtype=np.int64)
+    rows[filled] = np.concatenate(parts)
+    return rows, filled / sizes[:, None]
 
 
-def _checked_parts(parts: Sequence[np.ndarray], rows: int) -> list[np.ndarray]:
-    try:
-        parts = [np.asarray(part) for part in parts]
-        one_each = bool(parts) and all(part.ndim == 1 for part in parts)
-    except (TypeError, ValueError):
-        one_each = False
-    if not one_each:
-        raise FedlibError(
-            "The split is a list with row numbers for each client, [[0, 3, ...], [1, 2, ...], ...]."
-        )
-    if wrong := [part.dtype for part in parts if len(part) and part.dtype.kind not in "iu"]:
-        raise FedlibError(f"Clients' rows are whole numbers; got an array of type {wrong[0]}.")
-    parts = [part.astype(np.int64) for part in parts]
-    empty = [n for n, part in enumerate(parts) if len(part) == 0]
-    if empty:
+def _one_owner_each(parts: Sequence[np.ndarray], rows: int) -> list[np.ndarray]:
+    """Return a split, having refused clients without a sample and samples of two clients."""
+    parts = checked_parts(parts, rows)
+    if empty := [n for n, part in enumerate(parts) if not len(part)]:
         raise FedlibError(f"Clients {empty[:5]} have no samples. Use fewer clients.")
     used = np.concatenate(parts)
-    if used.min() < 0 or used.max() >= rows:
-        raise FedlibError(
-            f"Row numbers must lie in 0..{rows - 1}; got {used.min()} to {used.max()}."
-        )
     if len(np.unique(used)) != len(used):
         raise FedlibError("A sample belongs to two clients. Each row may be given once.")
     return parts

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlib.engine.data import Batch, FederatedDataset
+from fedlib.engine.data import Batch, FederatedDataset, padded
 from fedlib.engine.draws import Array
 from fedlib.engine.rng import stream
 from fedlib.engine.tasks import Task
@@ -60,16 +60,11 @@ def halves(
                 )
             order = stream(seed, "halves", number, n).permutation(part)
             pieces.append(np.array_split(order, 2))
-    first, second = zip(*pieces, strict=True)
-    return _padded(first), _padded(second)
-
-
-def _padded(parts: Sequence[np.ndarray]) -> Half[np.ndarray]:
-    sizes = np.array([len(part) for part in parts])
-    held = np.arange(sizes.max()) < sizes[:, None]
-    rows = np.zeros(held.shape, dtype=np.int64)
-    rows[held] = np.concatenate(parts)
-    return Half(rows, held / sizes[:, None], sizes)
+    first, second = (
+        Half(*padded(parts), np.array([len(part) for part in parts]))
+        for parts in zip(*pieces, strict=True)
+    )
+    return first, second
 
 
 def gradients(task: Task, w: Tensor, half: Half[Tensor]) -> Tensor:
@@ -90,15 +85,9 @@ def gradients(task: Task, w: Tensor, half: Half[Tensor]) -> Tensor:
     copies, longest = half.rows.shape
     step = max(1, task.chunk // (longest * task.data.x[0].numel()))
     theta, weight = w.repeat_interleave(copies // len(w), 0), half.weight.to(task.data.dtype)
-    found = [
-        task.grad(*piece)
-        for piece in zip(
-            theta.split(step),
-            map(Batch, half.rows.split(step), weight.split(step)),
-            strict=True,
-        )
-    ]
-    return torch.cat(found).view(len(w), -1, task.size)
+    batches = map(Batch, half.rows.split(step), weight.split(step))
+    slopes = [task.grad(*piece) for piece in zip(theta.split(step), batches, strict=True)]
+    return torch.cat(slopes).view(len(w), -1, task.size)
 
 
 @dataclass(frozen=True)
