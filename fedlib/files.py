@@ -4,34 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import datetime
 import errno
 import functools
 import hashlib
 import io
 import os
-import platform
 import re
 import stat
 import sys
 import tempfile
 import time
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import filelock
 import numpy as np
 
 from fedlib.errors import FedlibError
 
 ELSEWHERE = "Choose another with --out."
 OLD = 3600  # seconds after which a half-written file was left by a process that was killed
-
-
-class UnderWay(FedlibError):
-    """Another process is at the same work; the message says which."""
 
 
 def publish(path: Path, content: bytes, instead: str = ELSEWHERE) -> None:
@@ -75,20 +68,6 @@ def make_folder(path: Path, instead: str = ELSEWHERE) -> Path:
     return path
 
 
-@contextlib.contextmanager
-def folder_for(path: Path) -> Iterator[None]:
-    """Make a folder for some work; if that fails and leaves nothing in it, take it away again."""
-    new = [place for place in (path, *path.parents) if not os.path.lexists(place)]
-    try:
-        make_folder(path)
-        yield
-    except BaseException:
-        for place in new:
-            with contextlib.suppress(OSError):
-                place.rmdir()
-        raise
-
-
 def open_regular(path: Path, most: int) -> io.BufferedReader:
     """Open a file of somebody else's, which may be anything, for reading.
 
@@ -109,48 +88,6 @@ def open_regular(path: Path, most: int) -> io.BufferedReader:
 def check_regular(path: Path, most: int) -> None:
     """Refuse what :func:`open_regular` does, before a file is read in another way."""
     open_regular(path, most).close()
-
-
-@contextlib.contextmanager
-def only_one(path: Path, what: str) -> Iterator[None]:
-    """Let one process at a time do something; a lock dies with its process.
-
-    Parameters
-    ----------
-    path
-        The lock, a file that is there as long as the work is under way.
-    what
-        What is done, for the message.
-
-    Raises
-    ------
-    UnderWay
-        When another process is at it, saying which.
-    """
-    lock = filelock.FileLock(path, timeout=0)
-    try:
-        lock.acquire()
-    except filelock.Timeout:
-        try:
-            who = path.read_text("utf-8").strip()
-        except OSError:
-            who = ""
-        raise UnderWay(
-            f"{what} is under way in {path.parent}, by {who or 'another process'}. Wait for it, or "
-            "choose another folder with --out."
-        ) from None
-    except OSError as error:
-        raise cannot_write(path, error) from error
-    try:
-        now = datetime.datetime.now().isoformat(" ", "seconds")
-        try:
-            path.write_text(f"process {os.getpid()} on {platform.node()}, begun {now}", "utf-8")
-        except OSError as error:
-            raise cannot_write(path, error) from error
-        yield
-    finally:
-        path.unlink(missing_ok=True)
-        lock.release()
 
 
 def cannot_write(path: Path, error: OSError, instead: str = ELSEWHERE) -> FedlibError:
