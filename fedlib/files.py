@@ -77,11 +77,11 @@ def open_regular(path: Path, most: int) -> io.BufferedReader:
         Also for more than ``most`` bytes, and for a pipe or a device: to wait for its first byte
         or its last one may take for ever.
     """
-    found = path.stat()
-    if not stat.S_ISREG(found.st_mode):
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
         raise OSError("not a regular file")
-    if found.st_size > most:
-        raise OSError(f"{found.st_size} bytes long, at most {most} were expected")
+    if status.st_size > most:
+        raise OSError(f"{status.st_size} bytes long, at most {most} were expected")
     return path.open("rb")
 
 
@@ -101,28 +101,28 @@ def digest(*things: Any) -> str:
     Arrays and tensors count by their bytes, objects by their fields, functions by their qualified
     name, their code and what they have closed over; all else counts as it prints.
     """
-    found = hashlib.sha256()
+    sha256 = hashlib.sha256()
     for thing in things:
-        _feed(found, thing, ())
-    return found.hexdigest()
+        _feed(sha256, thing, ())
+    return sha256.hexdigest()
 
 
-def _feed(found: Any, thing: Any, above: tuple[int, ...]) -> None:
+def _feed(sha256: Any, thing: Any, above: tuple[int, ...]) -> None:
     """Add one thing to a hash; what holds itself is not followed twice."""
     torch = sys.modules.get("torch")  # there are no tensors where nobody has imported it
     if torch and isinstance(thing, torch.Tensor):
         thing = thing.detach().cpu().numpy()
     if isinstance(thing, np.ndarray) and thing.dtype != object:
-        found.update(f"{thing.dtype} {thing.shape}".encode())
-        found.update(np.ascontiguousarray(thing).tobytes())
+        sha256.update(f"{thing.dtype} {thing.shape}".encode())
+        sha256.update(np.ascontiguousarray(thing).tobytes())
     elif (parts := _parts(thing)) is None:
-        found.update(repr(thing).encode())
+        sha256.update(repr(thing).encode())
     elif id(thing) not in above:
         inner = hashlib.sha256()
         for part in parts:
             _feed(inner, part, (*above, id(thing)))
-        found.update(inner.hexdigest().encode())
-    found.update(b"\0")
+        sha256.update(inner.hexdigest().encode())
+    sha256.update(b"\0")
 
 
 def _parts(thing: Any) -> Iterable[Any] | None:
@@ -141,17 +141,17 @@ def _parts(thing: Any) -> Iterable[Any] | None:
         case types.MethodType() | types.BuiltinFunctionType():
             return [thing.__qualname__, thing.__self__]
         case types.FunctionType():
-            held = [cell.cell_contents for cell in thing.__closure__ or ()]
-            given = [thing.__defaults__, thing.__kwdefaults__]
-            return [thing.__module__, thing.__qualname__, thing.__code__, given, held]
+            enclosed = [cell.cell_contents for cell in thing.__closure__ or ()]
+            defaults = [thing.__defaults__, thing.__kwdefaults__]
+            return [thing.__module__, thing.__qualname__, thing.__code__, defaults, enclosed]
         case types.CodeType():
             return [thing.co_code, thing.co_names, thing.co_consts]
         case type() | types.ModuleType():
             return None
     fields = dataclasses.fields(thing) if dataclasses.is_dataclass(thing) else ()
-    own = {f.name: getattr(thing, f.name) for f in fields} | getattr(thing, "__dict__", {})
-    kept = {k: v for k, v in own.items() if not _cached(thing, k)}
-    return [re.sub(" at 0x[0-9A-Fa-f]+", "", repr(thing)), kept] if own else None
+    attributes = {f.name: getattr(thing, f.name) for f in fields} | getattr(thing, "__dict__", {})
+    kept = {k: v for k, v in attributes.items() if not _cached(thing, k)}
+    return [re.sub(" at 0x[0-9A-Fa-f]+", "", repr(thing)), kept] if attributes else None
 
 
 def _cached(thing: Any, name: str) -> bool:

@@ -313,7 +313,7 @@ def test_kept_orders_are_bounded_and_the_same(monkeypatch):
     few = Orders(1500)  # 96 bytes an order
     monkeypatch.setattr(data, "_orders", few)
     assert read().equal(before)
-    assert len(few._kept) == 2 and few.held == 2 * (96 + OVERHEAD)
+    assert len(few._kept) == 2 and few.bytes == 2 * (96 + OVERHEAD)
 
 
 @pytest.mark.parametrize(

@@ -159,7 +159,7 @@ def test_what_was_chosen_is_told_in_words(monkeypatch):
     key = ("cuda:0", x.shape, weight.shape, torch.float32)
     chosen = {(*key, False, True): "grouped", (*key, False, False): "one by one"}
     monkeypatch.setattr(convolution, "chosen", chosen)
-    assert convolution.told() == {
+    assert convolution.choices() == {
         "(3, 4, 2, 9, 7) * (3, 5, 2, 5, 5), float32, with gradients": "grouped",
         "(3, 4, 2, 9, 7) * (3, 5, 2, 5, 5), float32, alone": "one by one",
     }

@@ -509,9 +509,9 @@ def test_chance_of_an_empty_part_by_counting():
     mine = {0, 1, 2}
     draws = list(combinations(range(9), 4))
     counted = np.mean([not mine & set(ids) for ids in draws])
-    assert theory.empty_chance(samples=9, held=3, batch_size=4) == pytest.approx(counted)
-    assert theory.empty_chance(samples=9, held=3, batch_size=7) == 0
-    assert theory.empty_chance(samples=9, held=3, batch_size=6) == pytest.approx(1 / 84)
+    assert theory.empty_chance(samples=9, rows=3, batch_size=4) == pytest.approx(counted)
+    assert theory.empty_chance(samples=9, rows=3, batch_size=7) == 0
+    assert theory.empty_chance(samples=9, rows=3, batch_size=6) == pytest.approx(1 / 84)
 
 
 # ---- linear blocks

@@ -176,14 +176,14 @@ def summary(labels: np.ndarray, parts: Sequence[np.ndarray]) -> pd.DataFrame:
         samples (0: the same, towards 1: nothing in common).
     """
     counts = histogram(labels, parts)
-    own = counts / counts.sum(1, keepdims=True)
+    shares = counts / counts.sum(1, keepdims=True)
     overall = counts.sum(0) / counts.sum()
     return pd.DataFrame(
         {
             "size": counts.sum(1),
             "majority": np.unique(labels)[counts.argmax(1)],
-            "share": own.max(1),
-            "distance": 0.5 * np.abs(own - overall).sum(1),
+            "share": shares.max(1),
+            "distance": 0.5 * np.abs(shares - overall).sum(1),
         }
     ).rename_axis("client")
 

@@ -61,16 +61,16 @@ def checked_seeds(seeds: Any) -> tuple[int, ...]:
             f"many: seeds=range({seeds})."
         )
     try:
-        found = tuple(seeds)
+        result = tuple(seeds)
     except TypeError:
-        found = ()
-    if not found:
+        result = ()
+    if not result:
         raise FedlibError(f"seeds are a list with at least one; got {seeds!r}.")
-    for seed in found:
+    for seed in result:
         check_whole_number("A seed", seed, 0)
         if seed >= 2**63:
             raise FedlibError(f"A seed is below 2**63; got {seed}.")
-    return found
+    return result
 
 
 def checked_parts(parts: Any, rows: int) -> list[np.ndarray]:

@@ -45,18 +45,18 @@ def each(work: Callable[[Any], Any], pieces: Sequence[Any], device: torch.device
 
     How the pieces are cut must not depend on the number of cores: then no result does.
     """
-    found: list[Any] = [None] * len(pieces)
+    results: list[Any] = [None] * len(pieces)
 
     @torch.no_grad()  # every thread has a switch of its own
     def keep(i: int) -> None:
-        found[i] = work(pieces[i])
+        results[i] = work(pieces[i])
 
     if device.type == "cpu":
         side_by_side(keep, range(len(pieces)))
     else:
         for i in range(len(pieces)):
             keep(i)
-    return found
+    return results
 
 
 @contextmanager

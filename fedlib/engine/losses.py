@@ -73,13 +73,13 @@ def values(sums: Tensor, samples: float | Tensor) -> dict[str, Tensor]:
         ``"loss"``; for classes ``"accuracy"``; for more than ten ``"top5"``; for two classes with
         one output ``"f1"``, which is 0 when nothing is of class 1 and nothing is taken for it.
     """
-    found = dict(zip(("loss", "accuracy"), sums[:2] / samples, strict=False))
+    metrics = dict(zip(("loss", "accuracy"), sums[:2] / samples, strict=False))
     if len(sums) == 3:
-        found["top5"] = sums[2] / samples
+        metrics["top5"] = sums[2] / samples
     if len(sums) > 3:
         hits, taken, there = sums[2:]
-        found["f1"] = torch.where(taken + there > 0, 2 * hits / (taken + there), 0.0)
-    return found
+        metrics["f1"] = torch.where(taken + there > 0, 2 * hits / (taken + there), 0.0)
+    return metrics
 
 
 def auroc(out: Tensor, y: Tensor) -> Tensor:

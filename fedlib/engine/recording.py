@@ -90,10 +90,10 @@ def replayed(kept: dict[Hashable, Any], key: Hashable, work: Work, inputs: Seque
         See :class:`Recording`.
     """
     key = (key, tuple((tensor.shape, tensor.dtype) for tensor in inputs))
-    found = kept.setdefault(key, 0)
-    if isinstance(found, Recording):
-        return found(*inputs)
-    if found < BEFORE:
+    entry = kept.setdefault(key, 0)
+    if isinstance(entry, Recording):
+        return entry(*inputs)
+    if entry < BEFORE:
         kept[key] += 1
     elif len(kept) <= MOST and not BROKEN:
         try:

@@ -129,8 +129,8 @@ def simulate(
     def measure(state: S) -> None:
         _record(rows, diverged, look.of(state, task, [run for run, _ in runs]), state, runs)
 
-    told = name if isinstance(name, str) else f"{len(runs)} runs"
-    with tqdm(total=rounds, initial=state.t - first, desc=told, disable=not progress) as bar:
+    title = name if isinstance(name, str) else f"{len(runs)} runs"
+    with tqdm(total=rounds, initial=state.t - first, desc=title, disable=not progress) as bar:
         if not rows:
             measure(state)
         luck = ahead(algorithm, state, task, first + rounds - state.t)
@@ -146,7 +146,7 @@ def simulate(
                 save(keep.path, state, rows, diverged, label, repr(algorithm))
             bar.update()
             if over:
-                raise OutOfTime(f"{told}: stopped in time after {done:,} of {rounds:,} rounds.")
+                raise OutOfTime(f"{title}: stopped in time after {done:,} of {rounds:,} rounds.")
     return History(pd.DataFrame(rows), state, diverged)
 
 

@@ -122,7 +122,7 @@ class Visit:
     def keep(self, part: str, rows: Any) -> None:
         """Write down what a part has found so far."""
         self.found[part] = rows
-        self.found["convolutions"] = self.found.get("convolutions", {}) | convolution.told()
+        self.found["convolutions"] = self.found.get("convolutions", {}) | convolution.choices()
         files.publish(self.home / "gpu.json", (json.dumps(self.found, indent=1) + "\n").encode())
         files.publish(self.home / "gpu.txt", summary(self.found).encode())
 

@@ -355,7 +355,7 @@ def provenance(device: str) -> dict[str, Any]:
         "torch": torch.__version__,
         "numpy": numpy.__version__,
     }
-    gpu = {"tf32": torch.backends.cuda.matmul.allow_tf32, "convolutions": convolution.told()}
+    gpu = {"tf32": torch.backends.cuda.matmul.allow_tf32, "convolutions": convolution.choices()}
     return {
         **(gpu if device == "cuda" else {}),
         "device": _device_name(device),

@@ -246,8 +246,8 @@ def descend(algorithm: HierarchicalSGD, task: Task, start: Tensor, drawn: Drawn[
     y, G = start.clone(), len(algorithm.groups)
     rate = column(algorithm.lr, start[::G], G)
     for stretch in drawn.stretches:
-        own, batches = stretch.rows, stretch.reading.batches(task.data.dtype)
-        y[own] = local_sgd(task, y[own], batches, rate if isinstance(rate, float) else rate[own])
+        rows, batches = stretch.rows, stretch.reading.batches(task.data.dtype)
+        y[rows] = local_sgd(task, y[rows], batches, rate if isinstance(rate, float) else rate[rows])
     return y
 
 
@@ -298,12 +298,12 @@ def read(
     visits, last = visits.reshape(longest, -1, 3), 0
     stretches: list[Stretch[np.ndarray]] = []
     for stop in np.unique(counts[counts > 0]):
-        own = np.flatnonzero(counts >= stop)
-        some = np.s_[last:stop, own]
-        part = rows[own] if rows.ndim == 2 else rows[some]
-        of_rows = None if weight is None else weight[own]
+        going = np.flatnonzero(counts >= stop)
+        some = np.s_[last:stop, going]
+        part = rows[going] if rows.ndim == 2 else rows[some]
+        of_rows = None if weight is None else weight[going]
         full = bool(of_rows is None or (of_rows > 0).all())
-        stretches.append(Stretch(own, Reading(part, of_rows, None, visits[some], not full)))
+        stretches.append(Stretch(going, Reading(part, of_rows, None, visits[some], not full)))
         last = int(stop)
     return stretches
 
@@ -334,14 +334,14 @@ def join(
     rows, B = reading.rows, reading.rows.shape[-1]
     lead, N, G = rows.shape[:-2], sum(groups), len(groups)
     flat = rows.reshape(*lead, runs, N, B)
-    own = np.full(flat.shape[-2:], 1 / B) if reading.weight is None else reading.weight
-    own = np.broadcast_to(own.reshape(-1, N, B), (runs, N, B))
+    share = np.full(flat.shape[-2:], 1 / B) if reading.weight is None else reading.weight
+    share = np.broadcast_to(share.reshape(-1, N, B), (runs, N, B))
     joined = np.zeros((*lead, runs, G, max(groups) * B), dtype=rows.dtype)
     weight, first = np.zeros((runs, G, max(groups) * B)), 0
     for i, size in enumerate(groups):
         some = np.s_[..., first : first + size, :]
         joined[..., i, : size * B] = flat[some].reshape(*lead, runs, -1)
-        weight[:, i, : size * B] = own[some].reshape(runs, -1) / size
+        weight[:, i, : size * B] = share[some].reshape(runs, -1) / size
         first += size
     plain = reading.weight is None and len(set(groups)) == 1
     return joined.reshape(*lead, runs * G, -1), None if plain else weight.reshape(runs * G, -1)

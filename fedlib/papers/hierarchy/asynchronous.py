@@ -39,11 +39,11 @@ class State(algorithm.State):
 
     Attributes
     ----------
-    held
+    origin
         The models from which the groups now iterate, ``[R, G, P]``.
     """
 
-    held: Tensor
+    origin: Tensor
 
 
 @dataclass(frozen=True)
@@ -100,16 +100,16 @@ def arrivals(
 
     for i in range(G):
         begin(i)
-    found, merged, seen = [], 0, np.zeros(G, dtype=int)
+    instants, merged, seen = [], 0, np.zeros(G, dtype=int)
     while queue.now < REACHED * time:
         now, ready = queue.pop_all()
         arrived = np.isin(np.arange(G), ready)
-        found.append((np.where(arrived, counts, 0), np.where(arrived, merged - seen, 0), now))
+        instants.append((np.where(arrived, counts, 0), np.where(arrived, merged - seen, 0), now))
         merged += len(ready)
         seen[arrived] = merged
         for i in sorted(ready):
             begin(i)
-    return Arrivals(*(np.array(part) for part in zip(*found, strict=True)))
+    return Arrivals(*(np.array(part) for part in zip(*instants, strict=True)))
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ class AsyncHierarchicalSGD(HierarchicalSGD):
     def init(self, task: Task, seeds: Sequence[int], x: Tensor | None = None) -> State:
         """Return the state at time 0: all groups begin from ``x[R, P]``."""
         state = super().init(task, seeds, x)
-        return State(**vars(state), held=state.y.clone())
+        return State(**vars(state), origin=state.y.clone())
 
     def timelines(  # type: ignore[override]  # the clock and the state of its own kind
         self, seeds: Sequence[int]
@@ -177,12 +177,12 @@ class AsyncHierarchicalSGD(HierarchicalSGD):
             ``"counts"`` and ``"staleness"`` of the groups that were merged, ``[R, G]``.
         """
         drawn = drawn or draw_one(self, state, task)
-        start, going = state.held.flatten(0, 1), drawn.going.unsqueeze(1)
+        start, going = state.origin.flatten(0, 1), drawn.going.unsqueeze(1)
         y = descend(self, task, start, drawn).where(going, state.y.flatten(0, 1))
         x = state.x + average(y - start, drawn.q)
-        held = x.repeat_interleave(len(self.groups), 0).where(going, start)
+        origin = x.repeat_interleave(len(self.groups), 0).where(going, start)
         after = replace(
-            state, x=x, y=y.view_as(state.y), held=held.view_as(state.held), cursor=drawn.cursor,
-            clock=drawn.clock, t=state.t + 1,
+            state, x=x, y=y.view_as(state.y), origin=origin.view_as(state.origin),
+            cursor=drawn.cursor, clock=drawn.clock, t=state.t + 1,
         )  # fmt: skip
         return after, {"counts": drawn.counts, "staleness": drawn.noted}

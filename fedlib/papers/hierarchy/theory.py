@@ -377,13 +377,13 @@ def gradient_constants(
     batches
         Draws with one row of samples for every client, used at every model.
     """
-    found = {"G2": 0.0, "sigma2": 0.0}
+    largest = {"G2": 0.0, "sigma2": 0.0}
     for theta in models:
         noise = gradient_noise(task, theta, batches)
         moment = as_array((task.client_gradients(theta) ** 2).sum(1)) + noise
-        found["G2"] = max(found["G2"], float(moment.max()))
-        found["sigma2"] = max(found["sigma2"], float(noise.max()))
-    return found
+        largest["G2"] = max(largest["G2"], float(moment.max()))
+        largest["sigma2"] = max(largest["sigma2"], float(noise.max()))
+    return largest
 
 
 def client_smoothness(

@@ -593,18 +593,18 @@ def markov_weight_autocovariance(
     others = np.arange(clients)  # how many of the N - 1 others are on
     stay, join = _binomials(clients - 1, 1 - off), _binomials(clients - 1, on)
     move = np.stack([np.convolve(stay[m], join[clients - 1 - m]) for m in others])
-    own = np.array([[1 - on, on], [off, 1 - off]])
+    switch = np.array([[1 - on, on], [off, 1 - off]])
     law = np.outer([1 - mean, mean], _binomials(clients - 1, mean)[-1])
     share = np.stack([np.zeros(clients), 1 / (1 + others)])  # E q, given who is on
     share[0, 0] = 1 / clients  # nobody is on, so everybody takes part
     drawn = np.stack([np.ones(clients), 1 + others])  # [own state, others on]: who takes part
     drawn[0, 0] = clients
     drawn = drawn if cap is None else np.minimum(cap, drawn)
-    later, found = share, [(law * share / drawn).sum() - 1 / clients**2]
+    later, covariances = share, [(law * share / drawn).sum() - 1 / clients**2]
     for _ in range(1, lags):
-        later = own @ later @ move.T
-        found.append((law * share * later).sum() - 1 / clients**2)
-    return np.array(found)
+        later = switch @ later @ move.T
+        covariances.append((law * share * later).sum() - 1 / clients**2)
+    return np.array(covariances)
 
 
 def _binomials(most: int, chance: float) -> list[np.ndarray]:
@@ -625,6 +625,6 @@ def markov_weight_bound(clients: int, on: float, off: float, cap: int | None = N
     """
     memory = 1 - on - off
     memory = max(memory, memory**2)
-    given = markov_weight_autocovariance(clients, on, off, 1)[0]
-    fresh = markov_weight_autocovariance(clients, on, off, 1, cap)[0] - given
-    return fresh + given * (1 + memory) / (1 - memory)
+    uncapped = markov_weight_autocovariance(clients, on, off, 1)[0]
+    fresh = markov_weight_autocovariance(clients, on, off, 1, cap)[0] - uncapped
+    return fresh + uncapped * (1 + memory) / (1 - memory)

@@ -65,21 +65,21 @@ class Mixing:
         if self.unit not in ("noise", "one"):
             raise unknown("unit of lam", self.unit, ["noise", "one"])
 
-    def weights(self, found: Estimate, A: Tensor) -> Tensor:
+    def weights(self, measured: Estimate, A: Tensor) -> Tensor:
         """Return the weights of all clients, ``[R, N, N]``; ``A`` are those before."""
-        z = found.unbiased() if self.unbiased else found.zeta()
+        z = measured.unbiased() if self.unbiased else measured.zeta()
         lam = column(self.lam, z[:, 0])
-        lam = lam * found.noise().unsqueeze(1) if self.unit == "noise" else lam
+        lam = lam * measured.noise().unsqueeze(1) if self.unit == "noise" else lam
         out = torch.empty_like(z)
-        for r, n in enumerate(found.n.to(z)):  # each run has clients of its own
-            own = lam if isinstance(lam, float) else lam[r]
+        for r, n in enumerate(measured.n.to(z)):  # each run has clients of its own
+            strength = lam if isinstance(lam, float) else lam[r]
             if not bool(z[r].isfinite().all()):  # a run that has diverged ends no other
                 out[r] = torch.nan
                 continue
             if self.steps is None:
-                out[r] = weights.water_fill(z[r], n, own)
+                out[r] = weights.water_fill(z[r], n, strength)
             else:
-                out[r] = weights.descend(A[r], z[r], n, own, self.steps)
+                out[r] = weights.descend(A[r], z[r], n, strength, self.steps)
         return out
 
 
@@ -308,8 +308,8 @@ class PERM(ShuffledSGD):
         rate = column(self.global_lr, state.x, task.N)
         x = local_sgd(task, start, batches, rate).view(len(state.x), task.N, -1).mean(1)  # line 8
         x = x if self.radius is None else ball(x, self.radius)
-        found = estimate(task, x, drawn.refresh.halves)
-        return replace(state, x=x, A=self.mixing.weights(found, state.A))  # lines 9-10
+        measured = estimate(task, x, drawn.refresh.halves)
+        return replace(state, x=x, A=self.mixing.weights(measured, state.A))  # lines 9-10
 
 
 def schedule(seeds: Sequence[int], N: int, t: int) -> np.ndarray:

@@ -128,17 +128,17 @@ class Estimate:
         """
         a, b = (g - g.mean(1, keepdim=True) for g in (self.a, self.b))
         cross = a @ b.mT
-        own = cross.diagonal(dim1=1, dim2=2)
-        return own.unsqueeze(2) + own.unsqueeze(1) - cross - cross.mT
+        diagonal = cross.diagonal(dim1=1, dim2=2)
+        return diagonal.unsqueeze(2) + diagonal.unsqueeze(1) - cross - cross.mT
 
     def noise(self) -> Tensor:
         """Return ``tr Σ``, the variance of one sample's gradient, the mean over clients, ``[R]``.
 
         ``E‖a_i − b_i‖² = tr Σ_i (1/n_a + 1/n_b)``.
         """
-        apart = (self.a - self.b).square().sum(2)
-        first, second = (size.to(apart) for size in self.sizes)
-        return (apart / (1 / first + 1 / second)).mean(1)
+        squares = (self.a - self.b).square().sum(2)
+        first, second = (size.to(squares) for size in self.sizes)
+        return (squares / (1 / first + 1 / second)).mean(1)
 
 
 def estimate(task: Task, w: Tensor, drawn: tuple[Half[Tensor], Half[Tensor]]) -> Estimate:
@@ -154,6 +154,6 @@ def squared_distances(g: Tensor) -> Tensor:
     """
     g = g - g.mean(1, keepdim=True)
     gram = g @ g.mT
-    own = gram.diagonal(dim1=1, dim2=2)
-    found = (own.unsqueeze(2) + own.unsqueeze(1) - 2 * gram).clamp(min=0)
-    return found - torch.diag_embed(found.diagonal(dim1=1, dim2=2))
+    diagonal = gram.diagonal(dim1=1, dim2=2)
+    result = (diagonal.unsqueeze(2) + diagonal.unsqueeze(1) - 2 * gram).clamp(min=0)
+    return result - torch.diag_embed(result.diagonal(dim1=1, dim2=2))

@@ -112,9 +112,9 @@ class Times:
     read: np.ndarray
 
     @classmethod
-    def of(cls, held: AsyncState | Times) -> Times:
+    def of(cls, state: AsyncState | Times) -> Times:
         """Return a copy that shares no array."""
-        return cls(*(getattr(held, f.name).copy() for f in fields(cls)))
+        return cls(*(getattr(state, f.name).copy() for f in fields(cls)))
 
 
 @dataclass(frozen=True)

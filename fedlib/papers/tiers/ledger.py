@@ -34,12 +34,12 @@ def messages(algorithm: TDCD, task: TieredTask, state: TieredState) -> list[Mess
     for silo in silos:
         j, hub, P = silo.j, f"hub {silo.j}", task.models[silo.j].size
         count = (silo.weight > 0).sum(1).tolist()
-        for k, held in enumerate(count):
+        for k, samples in enumerate(count):
             client = f"client {k},{j}"
             send(hub, client, "model", P)
             send(hub, client, "sample ids", B)
-            send(client, hub, "embeddings", held, E)
-            send(hub, client, "foreign embeddings", held, E)
+            send(client, hub, "embeddings", samples, E)
+            send(hub, client, "foreign embeddings", samples, E)
             send(client, hub, "model", P)
         for other in range(task.N):
             if other != j:

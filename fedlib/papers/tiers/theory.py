@@ -196,13 +196,13 @@ def rest_bound(*, L_max: float, lr: float, Q: int, kappa2: Any) -> float:
     return share**2 / (1 - share**2) * float(as_array(kappa2).sum())
 
 
-def empty_chance(*, samples: int, held: int, batch_size: int) -> float:
-    """Return the probability that a client with ``held`` of the rows has none in a minibatch.
+def empty_chance(*, samples: int, rows: int, batch_size: int) -> float:
+    """Return the probability that a client with ``rows`` of the samples has none in a minibatch.
 
     ``C(M - m, B) / C(M, B)``: B of M rows are drawn without replacement. Times the number of
     clients it bounds the probability that some client of a silo comes away empty.
     """
-    M, m, B = samples, held, batch_size
+    M, m, B = samples, rows, batch_size
     if m + B > M:
         return 0.0
     parts = (M - m, M - B), (M - m - B, M)  # (M - m)! (M - B)! / ((M - m - B)! M!)
