@@ -11,7 +11,7 @@ single row, however many clients it has.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -27,7 +27,7 @@ from fedlib.engine.sweeps import column
 from fedlib.engine.tasks import Task
 from fedlib.errors import FedlibError, unknown
 from fedlib.papers.fedavg import check_settings, first_models
-from fedlib.papers.hierarchy.clock import Timeline, check_clock, timeline
+from fedlib.papers.hierarchy.clock import check_clock, timeline
 from fedlib.population.delays import Law, each
 
 MERGES = ("normalised", "plain", "nova")
@@ -153,6 +153,8 @@ class HierarchicalSGD:
     grow: float | tuple[float, ...] = 0.0
 
     per_run: ClassVar[tuple[str, ...]] = ("lr", "sync", "grow")
+    line: ClassVar[Callable[..., Any]] = staticmethod(timeline)  # what the clock decides in a run
+    noted: ClassVar[str] = "idle"  # what of it is told of a round, beside the counts
 
     def __post_init__(self) -> None:
         check_settings(self, counts=())
@@ -173,18 +175,14 @@ class HierarchicalSGD:
         cursor = np.zeros((len(seeds), task.N), dtype=np.int64)
         return State(x, y, seeds, cursor, np.zeros(len(seeds)))
 
-    def timelines(self, seeds: Sequence[int]) -> list[Timeline]:
+    def timelines(self, seeds: Sequence[int]) -> list[Any]:
         """Return what the clock decides, for each run."""
         laws = each(self.local, len(self.groups), "group")
-        return [
-            timeline(seed, S, self.time, laws, self.server, grow)
-            for seed, S, grow in self.times(seeds)
-        ]
-
-    def times(self, seeds: Sequence[int]) -> list[tuple[int, float, float]]:
-        """Return the seed, the sync time and its growth of each run."""
         both = (np.broadcast_to(v, len(seeds)).tolist() for v in (self.sync, self.grow))
-        return list(zip(seeds, *both, strict=True))
+        return [
+            self.line(seed, S, self.time, laws, self.server, grow)
+            for seed, S, grow in zip(seeds, *both, strict=True)
+        ]
 
     def rounds(self, seeds: Sequence[int]) -> int:
         """Return how many rounds the longest run has."""
@@ -194,15 +192,17 @@ class HierarchicalSGD:
         """Draw the next rounds on the host: when groups stop, and which samples they read."""
         lines, cursor = self.timelines(state.seeds), state.cursor
         for t in itertools.count(state.t):
-            counts, idle, clock = self.at(lines, t, "idle")
+            counts, noted, clock = self.at(lines, t)
             stretches = read(task, self.groups, state.seeds, counts, cursor, self.batch_size)
             cursor = cursor + np.repeat(counts, self.groups, 1)
-            q = weights(self.merge, self.groups, counts)
-            yield Drawn(stretches, counts.ravel() > 0, q, counts, idle, clock, cursor)
+            q = self.weights(counts, noted)
+            yield Drawn(stretches, counts.ravel() > 0, q, counts, noted, clock, cursor)
 
-    def at(
-        self, lines: Sequence[Any], t: int, noted: str
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def weights(self, counts: np.ndarray, noted: np.ndarray) -> np.ndarray:
+        """Return what each group's movement counts in the merge, ``[R, G]``."""
+        return weights(self.merge, self.groups, counts)
+
+    def at(self, lines: Sequence[Any], t: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return counts, what else is noted of a round, and the clock; a run that is over rests."""
         rest = np.zeros(len(self.groups), dtype=int)
         on = [t < len(line.end) for line in lines]
@@ -213,7 +213,7 @@ class HierarchicalSGD:
                     for line, more in zip(lines, on, strict=True)
                 ]
             )
-            for part in ("counts", noted)
+            for part in ("counts", self.noted)
         )
         return counts, other, np.array([line.end[min(t, len(line.end) - 1)] for line in lines])
 

@@ -14,11 +14,10 @@ equal fixed delays the iterates are therefore those of :class:`HierarchicalSGD`.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from torch import Tensor
@@ -28,9 +27,9 @@ from fedlib.engine.mixing import average
 from fedlib.engine.tasks import Task
 from fedlib.errors import FedlibError
 from fedlib.papers.hierarchy import algorithm
-from fedlib.papers.hierarchy.algorithm import Drawn, HierarchicalSGD, descend, read, weights
+from fedlib.papers.hierarchy.algorithm import Drawn, HierarchicalSGD, descend
 from fedlib.papers.hierarchy.clock import REACHED, Walk, check_clock
-from fedlib.population.delays import EventQueue, Law, each
+from fedlib.population.delays import EventQueue, Law
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,6 +126,9 @@ class AsyncHierarchicalSGD(HierarchicalSGD):
 
     decay: float = 0.0
 
+    line: ClassVar = staticmethod(arrivals)
+    noted: ClassVar = "staleness"
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.merge == "nova":
@@ -142,27 +144,9 @@ class AsyncHierarchicalSGD(HierarchicalSGD):
         state = super().init(task, seeds, x)
         return State(**vars(state), origin=state.y.clone())
 
-    def timelines(  # type: ignore[override]  # the clock and the state of its own kind
-        self, seeds: Sequence[int]
-    ) -> list[Arrivals]:
-        """Return the merges of each run."""
-        laws = each(self.local, len(self.groups), "group")
-        return [
-            arrivals(seed, S, self.time, laws, self.server, grow)
-            for seed, S, grow in self.times(seeds)
-        ]
-
-    def draws(  # type: ignore[override]
-        self, state: State, task: Task
-    ) -> Iterator[Drawn[np.ndarray]]:
-        """Draw the next merges on the host: who arrives, and which samples they have read."""
-        lines, cursor = self.timelines(state.seeds), state.cursor
-        for t in itertools.count(state.t):
-            counts, stale, clock = self.at(lines, t, "staleness")
-            stretches = read(task, self.groups, state.seeds, counts, cursor, self.batch_size)
-            cursor = cursor + np.repeat(counts, self.groups, 1)
-            q = weights(self.merge, self.groups, counts) * (1.0 + stale) ** -self.decay
-            yield Drawn(stretches, counts.ravel() > 0, q, counts, stale, clock, cursor)
+    def weights(self, counts: np.ndarray, noted: np.ndarray) -> np.ndarray:
+        """Return what each movement counts: the less, the more merges it has missed."""
+        return super().weights(counts, noted) * (1.0 + noted) ** -self.decay
 
     def round(  # type: ignore[override]
         self, state: State, task: Task, drawn: Drawn[Tensor] | None = None

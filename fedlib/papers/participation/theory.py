@@ -138,20 +138,6 @@ def _small_step(L: float, lr: float, local_steps: int, interval: int) -> None:
         )
 
 
-def _conditions(
-    L: float, lr: float, amplify: float, local_steps: int, interval: int, rounds: int
-) -> None:
-    _small_step(L, lr, local_steps, interval)
-    limit = 1.0 / (2.0 * L * local_steps * interval)
-    if lr * amplify > limit * (1 + 1e-12):
-        raise FedlibError(
-            f"The bound needs lr * amplify <= 1/(2 L I P) = {limit:.4g} (L = {L:.4g}, "
-            f"I = {local_steps}, P = {interval}), but lr * amplify = {lr * amplify:.4g}. "
-            "Amplify less or take a smaller lr."
-        )
-    _fits(interval, rounds)
-
-
 def _fits(interval: float, rounds: float) -> None:
     if interval > rounds / 2:
         raise FedlibError(
@@ -262,7 +248,15 @@ def theorem_3_1(
     check_constants(True, L=L, lr=lr, amplify=amplify, rounds=rounds)
     check_constants(True, local_steps=local_steps, interval=interval)
     check_constants(sigma2=sigma2, nu2=nu2, beta2=beta2, delta2=delta2, rho2=rho2)
-    _conditions(L, lr, amplify, local_steps, interval, rounds)
+    _small_step(L, lr, local_steps, interval)
+    limit = 1.0 / (2.0 * L * local_steps * interval)
+    if lr * amplify > limit * (1 + 1e-12):
+        raise FedlibError(
+            f"The bound needs lr * amplify <= 1/(2 L I P) = {limit:.4g} (L = {L:.4g}, "
+            f"I = {local_steps}, P = {interval}), but lr * amplify = {lr * amplify:.4g}. "
+            "Amplify less or take a smaller lr."
+        )
+    _fits(interval, rounds)
     step = (lr * L * local_steps) ** 2
     per_noise = (lr * L) ** 2 * local_steps * (21 + 18 * interval * rho2)
     return Bound(

@@ -66,7 +66,36 @@ class HubRound(NamedTuple):
 
 
 @dataclass(frozen=True)
-class AsyncState:
+class Times:
+    """The part of a state that no model has a say in.
+
+    Attributes
+    ----------
+    clock
+        ``[R]``: present time of every run, in time units.
+    start, finish
+        ``[R, N]``: when the rounds under way began and will end.
+    rounds
+        ``[R, N]``: rounds finished.
+    read
+        ``[R, N, N]``: ``read[r, j, l]`` is the number of rounds hub ``l`` had finished when hub
+        ``j`` last read its table.
+    """
+
+    clock: np.ndarray
+    start: np.ndarray
+    finish: np.ndarray
+    rounds: np.ndarray
+    read: np.ndarray
+
+    @staticmethod
+    def of(state: Times) -> Times:
+        """Return a copy that shares no array."""
+        return Times(*(getattr(state, f.name).copy() for f in fields(Times)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class AsyncState(Times):
     """What a checkpoint holds: the hubs' published blocks and the rounds under way.
 
     Attributes
@@ -79,42 +108,12 @@ class AsyncState:
         One seed a run.
     t
         The next call of ``round``.
-    clock
-        ``[R]``: present time of every run, in time units.
-    start, finish
-        ``[R, N]``: when the rounds under way began and will end.
-    rounds
-        ``[R, N]``: rounds finished.
-    read
-        ``[R, N, N]``: ``read[r, j, l]`` is the number of rounds hub ``l`` had finished when hub
-        ``j`` last read its table.
     """
 
     x: Tensor
     pending: Tensor
     seeds: tuple[int, ...]
-    t: int
-    clock: np.ndarray
-    start: np.ndarray
-    finish: np.ndarray
-    rounds: np.ndarray
-    read: np.ndarray
-
-
-@dataclass
-class Times:
-    """The part of a state that no model has a say in: ``clock`` to ``read``, see there."""
-
-    clock: np.ndarray
-    start: np.ndarray
-    finish: np.ndarray
-    rounds: np.ndarray
-    read: np.ndarray
-
-    @classmethod
-    def of(cls, state: AsyncState | Times) -> Times:
-        """Return a copy that shares no array."""
-        return cls(*(getattr(state, f.name).copy() for f in fields(cls)))
+    t: int = 0
 
 
 @dataclass(frozen=True)
@@ -185,7 +184,7 @@ class AsyncTDCD:
         times = Times(np.zeros(R), np.zeros((R, N)), np.zeros((R, N)), rounds, read)
         begun = upload([Instant(hubs, self._begin(times, task, seeds, hubs))], x.device)
         pending = self._learn(task, x, x.clone(), begun[0])
-        return AsyncState(x, pending, tuple(seeds), 0, **vars(times))
+        return AsyncState(**vars(times), x=x, pending=pending, seeds=tuple(seeds))
 
     def draws(self, state: AsyncState, task: TieredTask) -> Iterator[Tick[np.ndarray]]:
         """Let the clocks run, on the host: who publishes when, and what each hub draws."""
