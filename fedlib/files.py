@@ -23,11 +23,11 @@ import numpy as np
 
 from fedlib.errors import FedlibError
 
-ELSEWHERE = "Choose another with --out."
+ANOTHER_FOLDER = "Choose another with --out."
 OLD = 3600  # seconds after which a half-written file was left by a process that was killed
 
 
-def publish(path: Path, content: bytes, instead: str = ELSEWHERE) -> None:
+def publish(path: Path, content: bytes, instead: str = ANOTHER_FOLDER) -> None:
     """Write a file under a name of its own beside its place, and move it there in one step.
 
     A link at that place is replaced, never followed. ``instead`` says what to do if it cannot be
@@ -57,7 +57,7 @@ def publish(path: Path, content: bytes, instead: str = ELSEWHERE) -> None:
         raise
 
 
-def make_folder(path: Path, instead: str = ELSEWHERE) -> Path:
+def make_folder(path: Path, instead: str = ANOTHER_FOLDER) -> Path:
     """Make a folder that can be written, or say that another one has to be chosen."""
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -90,7 +90,7 @@ def check_regular(path: Path, most: int) -> None:
     open_regular(path, most).close()
 
 
-def cannot_write(path: Path, error: OSError, instead: str = ELSEWHERE) -> FedlibError:
+def cannot_write(path: Path, error: OSError, instead: str = ANOTHER_FOLDER) -> FedlibError:
     """Return the error for a file or folder that cannot be written."""
     return FedlibError(f"Cannot write to {path}: {error.strerror or error}. {instead}")
 

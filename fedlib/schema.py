@@ -32,7 +32,7 @@ __all__ = ["CLOSED", "NonNegativeFloat", "NonNegativeInt", "Page", "PositiveFloa
            "conform", "keys", "read_toml"]  # fmt: skip
 
 CLOSED = {"extra": "forbid", "strict": True}
-MOST = 5  # faults told at once
+FAULTS_SHOWN = 5  # faults told at once
 
 
 class Page(TypedDict):
@@ -81,8 +81,9 @@ def conform(values: Any, shape: Any, source: str) -> Any:
         faults = list(dict.fromkeys(_fault(fault, values, shape) for fault in error.errors()))
     except (TypeError, ValueError, RecursionError) as error:
         faults = [f"{error}"]
-    more = [f"and {len(faults) - MOST} more."] * (len(faults) > MOST)
-    raise FedlibError("\n  ".join([f"{source} is not as it should be:", *faults[:MOST], *more]))
+    more = [f"and {len(faults) - FAULTS_SHOWN} more."] * (len(faults) > FAULTS_SHOWN)
+    lines = [f"{source} is not as it should be:", *faults[:FAULTS_SHOWN], *more]
+    raise FedlibError("\n  ".join(lines))
 
 
 @functools.lru_cache(maxsize=64)

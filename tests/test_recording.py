@@ -236,7 +236,7 @@ def test_a_result_is_a_copy_that_the_next_replay_leaves_alone():
 
 
 def test_a_task_keeps_so_many_recordings_and_no_more(monkeypatch):
-    monkeypatch.setattr(recording, "MOST", 1)
+    monkeypatch.setattr(recording, "MOST_RECORDINGS", 1)
     kept = {}
     for key in "ab":
         for _ in range(4):

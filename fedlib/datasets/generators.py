@@ -70,9 +70,9 @@ def generate(card: Any, progress: bool = True) -> tuple[Arrays, str]:
 def _make(card: Any, progress: bool) -> tuple[Arrays, str]:
     options = dict(card.generator)
     kind, seed = options.pop("kind", ""), options.pop("seed", 0)
-    if kind not in KINDS:
-        raise unknown("generator", kind, KINDS)
-    known = signature(KINDS[kind]).parameters.values()
+    if kind not in GENERATORS:
+        raise unknown("generator", kind, GENERATORS)
+    known = signature(GENERATORS[kind]).parameters.values()
     allowed = [p.name for p in known if p.kind == p.KEYWORD_ONLY and p.name != "progress"]
     for name in options:
         if name not in allowed:
@@ -80,7 +80,7 @@ def _make(card: Any, progress: bool) -> tuple[Arrays, str]:
     arrays: list[np.ndarray] = []
     digest = hashlib.sha256()
     for split, rows in (("train", card.train), ("test", card.test)):
-        made = KINDS[kind](
+        made = GENERATORS[kind](
             seed, split, rows, card.shape, len(card.classes), progress=progress, **options
         )
         arrays.extend(made)
@@ -438,7 +438,7 @@ def _chunks(rows: int, what: str, progress: bool) -> Iterator[tuple[int, int]]:
 
 _SURFACES = (_box, _ellipsoid, _cylinder)
 
-KINDS: dict[str, Callable[..., tuple[np.ndarray, np.ndarray]]] = {
+GENERATORS: dict[str, Callable[..., tuple[np.ndarray, np.ndarray]]] = {
     "ehr-like": ehr_like,
     "shapes": shapes,
     "writers": writers,

@@ -80,8 +80,8 @@ def owners(data: Dataset) -> Owners:
     if isinstance(data, OwnedDataset):
         return data.owners
     kind = data.card.generator.get("kind")
-    if kind in MADE:
-        names, train, test, traits = MADE[kind](data.card)
+    if kind in OWNERS_OF_MADE:
+        names, train, test, traits = OWNERS_OF_MADE[kind](data.card)
         return Owners(names, train, test, traits)
     raise FedlibError(
         f"The rows of '{data.name}' belong to nobody. Deal them out with fedlib.datasets.partition."
@@ -154,5 +154,5 @@ def _spread(rows: np.ndarray, most: int | None) -> np.ndarray:
     return rows[np.arange(most) * len(rows) // most]
 
 
-MADE: dict[str, Callable[[Any], tuple]] = {"writers": writer_owners}
+OWNERS_OF_MADE: dict[str, Callable[[Any], tuple]] = {"writers": writer_owners}
 """For a generator's kind, who tells the owners of its rows from the card."""

@@ -247,7 +247,7 @@ def views(images: np.ndarray) -> list[np.ndarray]:
     return [images[:, v : v + 1] for v in range(images.shape[1])]
 
 
-def check_clients(clients: Sequence[int]) -> None:
+def check_client_counts(clients: Sequence[int]) -> None:
     """Refuse what is no number of clients for each silo."""
     if not isinstance(clients, Sequence | np.ndarray) or not len(clients):
         raise FedlibError(f"clients are a number for each silo, in a list; got {clients!r}.")
@@ -282,7 +282,7 @@ def grid(samples: int, clients: Sequence[int], seed: int = 0, aligned: bool = Fa
         ``[silo][client]`` sorted row numbers; sizes differ by at most one.
     """
     check_whole_number("samples", samples)
-    check_clients(clients)
+    check_client_counts(clients)
     check_flag("aligned", aligned)
     split = []
     for j, count in enumerate(clients):

@@ -85,7 +85,7 @@ def from_frame(
     y, classes = _targets(frame[label])
     owner, names = pd.factorize(np.asarray(frame[client]), sort=True)
     is_test = _held_out(frame, test, owner, len(names), seed)
-    check_finite(x, features)
+    check_finite_columns(x, features)
     check_owners(names, owner[~is_test])
     mean = std = None
     check_flag("standardise", standardise)
@@ -109,7 +109,7 @@ def _targets(labels: pd.Series) -> tuple[np.ndarray, list]:
         return labels.to_numpy(dtype=np.int64), []
     if is_float_dtype(labels):
         y = labels.to_numpy(dtype=np.float32)
-        check_finite(y[:, None], [labels.name])
+        check_finite_columns(y[:, None], [labels.name])
         return y, []
     numbers, names = pd.factorize(np.asarray(labels), sort=True)
     return numbers, list(names)
@@ -170,7 +170,7 @@ def check_numbers(frame: pd.DataFrame, features: list[str]) -> None:
         )
 
 
-def check_finite(x: np.ndarray, columns: list[str]) -> None:
+def check_finite_columns(x: np.ndarray, columns: list[str]) -> None:
     """Refuse missing and infinite values, naming their columns."""
     wrong = [name for name, bad in zip(columns, ~np.isfinite(x).all(0), strict=True) if bad]
     if wrong:

@@ -17,10 +17,10 @@ from fedlib.engine.protocols import S, State
 from fedlib.errors import FedlibError
 from fedlib.files import check_regular, make_folder, publish
 
-LARGEST = 1 << 36  # bytes that a checkpoint may have
+LARGEST_CHECKPOINT = 1 << 36  # bytes that a checkpoint may have
 MARK = b"fedlib checkpoint, SHA-256 of what follows the line: "
 
-Rows = list[dict[str, Any]]
+TidyRows = list[dict[str, Any]]
 Diverged = dict[tuple[str, int], int]
 
 
@@ -56,17 +56,17 @@ class Checkpoint:
         return self.every > 0 and (done % self.every == 0 or done == rounds)
 
 
-def fields(state: State) -> dict[str, Any]:
+def state_fields(state: State) -> dict[str, Any]:
     """Return what a state consists of, by name."""
     return {f.name: getattr(state, f.name) for f in dataclasses.fields(state)}
 
 
 def save(
-    path: str | Path, state: State, rows: Rows, diverged: Diverged, label: str, algorithm: str
+    path: str | Path, state: State, rows: TidyRows, diverged: Diverged, label: str, algorithm: str
 ) -> None:
     """Write a checkpoint of plain values and tensors, with a hash of itself."""
     buffer = io.BytesIO()
-    plain = {name: _plain(value, name) for name, value in fields(state).items()}
+    plain = {name: _plain(value, name) for name, value in state_fields(state).items()}
     whole = {"label": label, "algorithm": algorithm, "state": plain}
     torch.save(whole | {"rows": rows, "diverged": diverged}, buffer)
     content = buffer.getvalue()
@@ -74,10 +74,10 @@ def save(
     publish(Path(path), MARK + hashlib.sha256(content).hexdigest().encode() + b"\n" + content)
 
 
-def restore(path: str | Path, state: S, label: str, algorithm: str) -> tuple[S, Rows, Diverged]:
+def restore(path: str | Path, state: S, label: str, algorithm: str) -> tuple[S, TidyRows, Diverged]:
     """Read a checkpoint of this label; nothing in it is ever run. The algorithm is shown only."""
     try:
-        check_regular(Path(path), LARGEST)
+        check_regular(Path(path), LARGEST_CHECKPOINT)
         first, _, content = Path(path).read_bytes().partition(b"\n")
         if first != MARK + hashlib.sha256(content).hexdigest().encode():
             raise ValueError("it is damaged, or no checkpoint")
@@ -91,7 +91,7 @@ def restore(path: str | Path, state: S, label: str, algorithm: str) -> tuple[S, 
             f"  found:    {saved['label']}, {saved.get('algorithm', '')}\n"
             f"  expected: {label}, {algorithm}\nDelete it or choose another file."
         )
-    if set(saved["state"]) != set(fields(state)):
+    if set(saved["state"]) != set(state_fields(state)):
         raise FedlibError(f"Checkpoint {path} does not hold a whole state. Delete it.")
     whole = {name: _whole(value, state.x.device) for name, value in saved["state"].items()}
     return dataclasses.replace(state, **whole), saved["rows"], saved["diverged"]

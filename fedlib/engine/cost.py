@@ -48,7 +48,7 @@ class Cost:
 
 def count(work: Callable[[], Any]) -> Cost:
     """Do some work and count what it costs."""
-    flops = FlopCounterMode(display=False, custom_mapping=OURS)
+    flops = FlopCounterMode(display=False, custom_mapping=COUNTED_HERE)
     with flops, _Traffic() as traffic:
         work()
     return Cost(flops.get_total_flops(), traffic.moved, traffic.made, traffic.launches)
@@ -65,7 +65,7 @@ def _backward(slope: Any, x: Any, weight: Any, *_: Any, output_mask: Any = None,
     return 2 * math.prod(slope) * math.prod(weight[1:]) * sum(due[:2])
 
 
-OURS = {torch.ops.aten.baddbmm_: _in_place, torch.ops.aten.convolution_backward: _backward}
+COUNTED_HERE = {torch.ops.aten.baddbmm_: _in_place, torch.ops.aten.convolution_backward: _backward}
 """Operations that PyTorch does not count, or counts too high."""
 
 

@@ -23,7 +23,7 @@ def _logistic(out: Tensor, y: Tensor) -> Tensor:
     return -F.logsigmoid((2 * y.to(out.dtype) - 1) * out.squeeze(-1))
 
 
-MANY = 10  # classes; with more of them the five likeliest are looked at, too
+TOP5_ABOVE = 10  # classes; with more of them the five likeliest are looked at, too
 LOSSES = {
     "cross_entropy": _cross_entropy,
     "half_square": _half_square,
@@ -56,7 +56,7 @@ def tally(loss_name: str, out: Tensor, y: Tensor, weight: Tensor | None = None) 
     if loss_name != "half_square":
         guess = (out.squeeze(-1) > 0).long() if loss_name == "logistic" else out.argmax(-1)
         counts.append(guess == y)
-        if out.shape[-1] > MANY:
+        if out.shape[-1] > TOP5_ABOVE:
             counts.append((out.topk(5).indices == y.unsqueeze(-1)).any(-1))
         if loss_name == "logistic":
             counts += [guess * y, guess, y]

@@ -188,7 +188,7 @@ def _check_duration(what: str, value: float) -> None:
         raise FedlibError(f"A delay's {what} is a time of at least 0, and finite; got {value!r}.")
 
 
-def each(law: Law | Sequence[Law], count: int, what: str = "silo") -> list[Law]:
+def laws_of(law: Law | Sequence[Law], count: int, what: str = "silo") -> list[Law]:
     """Return one law a participant: a single law serves all, a sequence must fit.
 
     Raises

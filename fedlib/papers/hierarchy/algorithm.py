@@ -28,7 +28,7 @@ from fedlib.engine.tasks import Task
 from fedlib.errors import FedlibError, unknown
 from fedlib.papers.fedavg import check_settings, first_models
 from fedlib.papers.hierarchy.clock import check_clock, timeline
-from fedlib.population.delays import Law, each
+from fedlib.population.delays import Law, laws_of
 
 MERGES = ("normalised", "plain", "nova")
 
@@ -158,10 +158,10 @@ class HierarchicalSGD:
 
     def __post_init__(self) -> None:
         check_settings(self, counts=())
-        check_groups(self.groups)
+        check_group_sizes(self.groups)
         if not np.size(self.sync) or not np.size(self.grow):
             raise FedlibError("sync and grow are a number each, or one for each run; got none.")
-        laws = each(self.local, len(self.groups), "group")
+        laws = laws_of(self.local, len(self.groups), "group")
         for sync, grow in itertools.product(*map(np.atleast_1d, (self.sync, self.grow))):
             check_clock(sync, self.time, laws, self.server, grow)
         if self.merge not in MERGES:
@@ -169,7 +169,7 @@ class HierarchicalSGD:
 
     def init(self, task: Task, seeds: Sequence[int], x: Tensor | None = None) -> State:
         """Return the state at time 0, from fresh models or from given ``x[R, P]``."""
-        check_fits(task, self.groups)
+        check_joinable(task, self.groups)
         x, seeds = first_models(task, seeds, x)
         y = x.unsqueeze(1).repeat(1, len(self.groups), 1)
         cursor = np.zeros((len(seeds), task.N), dtype=np.int64)
@@ -177,7 +177,7 @@ class HierarchicalSGD:
 
     def timelines(self, seeds: Sequence[int]) -> list[Any]:
         """Return what the clock decides, for each run."""
-        laws = each(self.local, len(self.groups), "group")
+        laws = laws_of(self.local, len(self.groups), "group")
         both = (np.broadcast_to(v, len(seeds)).tolist() for v in (self.sync, self.grow))
         return [
             self.line(seed, S, self.time, laws, self.server, grow)
@@ -293,7 +293,7 @@ def read(
         return []
     everyone = np.broadcast_to(np.arange(N), (R, N))
     reading, _ = task.data.read(seeds, everyone, cursor, longest, batch_size)
-    rows, weight = join(reading, groups, R)
+    rows, weight = join_batches(reading, groups, R)
     visits = reading.visits.reshape(longest, R, N, 3)[:, :, np.cumsum([0, *groups[:-1]])]
     visits, last = visits.reshape(longest, -1, 3), 0
     stretches: list[Stretch[np.ndarray]] = []
@@ -308,7 +308,7 @@ def read(
     return stretches
 
 
-def join(
+def join_batches(
     reading: Reading[np.ndarray], groups: Sequence[int], runs: int
 ) -> tuple[np.ndarray, np.ndarray | None]:
     """Join the minibatches of each group's clients into one.
@@ -347,7 +347,7 @@ def join(
     return joined.reshape(*lead, runs * G, -1), None if plain else weight.reshape(runs * G, -1)
 
 
-def check_groups(groups: Any) -> None:
+def check_group_sizes(groups: Any) -> None:
     """Refuse what is no list of group sizes."""
     if not isinstance(groups, Sequence) or isinstance(groups, str) or not groups:
         raise FedlibError(f"groups holds the number of clients of each group; got {groups!r}.")
@@ -355,7 +355,7 @@ def check_groups(groups: Any) -> None:
         check_whole_number(f"The number of clients of group {i}", size)
 
 
-def check_fits(task: Task, groups: Sequence[int]) -> None:
+def check_joinable(task: Task, groups: Sequence[int]) -> None:
     """Refuse groups that do not fit the clients, and what cannot be computed on joined batches."""
     if sum(groups) != task.N:
         raise FedlibError(

@@ -29,7 +29,7 @@ from fedlib.papers.fedavg import State
 from fedlib.papers.personalization.discrepancy import Estimate, Half, estimate
 from fedlib.papers.personalization.others import Forgetful, everyones, paid
 
-KINDS = ("static", "random", "rolling")
+MASKS = ("static", "random", "rolling")
 
 
 def widths(model: Model) -> list[int]:
@@ -59,8 +59,8 @@ def units(
         ``"static"``: the first units. ``"random"``: others in every round. ``"rolling"``: a window
         that moves on by one unit a round, around the end.
     """
-    if kind not in KINDS:
-        raise unknown("kind of mask", kind, KINDS)
+    if kind not in MASKS:
+        raise unknown("kind of mask", kind, MASKS)
     check_share(share)
     out = []
     for layer, width in enumerate(widths(model)):
@@ -142,8 +142,8 @@ class PartialFedAvg(Forgetful):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.kind not in KINDS:
-            raise unknown("kind of mask", self.kind, KINDS)
+        if self.kind not in MASKS:
+            raise unknown("kind of mask", self.kind, MASKS)
         check_share(self.share or (1.0,))
 
     def init(self, task: Task, seeds: Sequence[int], x: Tensor | None = None) -> State:

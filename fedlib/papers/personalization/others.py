@@ -317,7 +317,7 @@ class PerFedAvg(Forgetful):
         """Return the state after meta steps and their mean."""
         start = everyones(state.x, task)
         rule = meta(None if self.parts == 2 else self.eps)
-        extras = {"inner": each(self.inner_lr, state.x, task)}
+        extras = {"inner": each_client(self.inner_lr, state.x, task)}
         rate = column(self.lr, state.x, task.N)
         y = local_sgd(task, start, batches, rate, step=rule, extras=extras)
         return replace(state, x=state.x + average(y - start, drawn.q))
@@ -374,8 +374,9 @@ class PFedMe(Keeping):
         self, state: State, task: Task, batches: list[Batch], drawn: Drawn[Tensor]
     ) -> State:
         """Return the state after the local rounds and the server's step; θ stays with clients."""
-        start, lam = everyones(state.x, task), each(self.lam, state.x, task)
-        extras = {"anchor": start.clone(), "mu": lam, "share": lam * each(self.lr, state.x, task)}
+        start, lam = everyones(state.x, task), each_client(self.lam, state.x, task)
+        share = lam * each_client(self.lr, state.x, task)
+        extras = {"anchor": start.clone(), "mu": lam, "share": share}
         again = [batch for batch in batches for _ in range(self.inner_steps)]
         rate = column(self.inner_lr, state.x, task.N)
         theta = local_sgd(task, start, again, rate, step=envelope(self.inner_steps), extras=extras)
@@ -422,7 +423,7 @@ class Ditto(Keeping):
         """Return the state after a round of FedAvg and as many steps of the clients' own."""
         start, rate = everyones(state.x, task), column(self.lr, state.x, task.N)
         y = local_sgd(task, start, batches, rate)
-        extras = {"anchor": start, "mu": each(self.lam, state.x, task)}
+        extras = {"anchor": start, "mu": each_client(self.lam, state.x, task)}
         v = local_sgd(task, state.v.flatten(0, 1), batches, rate, step=proximal(), extras=extras)
         return replace(state, x=state.x + average(y - start, drawn.q), v=v.view_as(state.v))
 
@@ -470,7 +471,7 @@ class APFL(Everyone[Mixed]):
         """Return the state before the first round, from fresh models or from given ``x[R, P]``."""
         first = self.start(task, seeds, x)
         v = first.x.unsqueeze(1).repeat(1, task.N, 1)
-        a = each(self.mixing, first.x, task).view(len(first.x), -1)
+        a = each_client(self.mixing, first.x, task).view(len(first.x), -1)
         return Mixed(**vars(first), v=v, a=a)
 
     def trained(
@@ -581,7 +582,7 @@ def everyones(x: Tensor, task: Task) -> Tensor:
     return x.repeat_interleave(task.N, 0)
 
 
-def each(value: Rate, x: Tensor, task: Task) -> Tensor:
+def each_client(value: Rate, x: Tensor, task: Task) -> Tensor:
     """Return a setting as every client's, ``[R * N, 1]``."""
     setting = column(value, x, task.N)
     return x.new_full((len(x) * task.N, 1), setting) if isinstance(setting, float) else setting
@@ -597,7 +598,7 @@ def tuned(
     """
     if not steps:
         return everyones(state.x, task).view(len(state.x), task.N, -1)
-    rates, out = each(rate, state.x, task).split(task.N), []
+    rates, out = each_client(rate, state.x, task).split(task.N), []
     everyone, unread = np.arange(task.N)[None], np.zeros((1, task.N), dtype=np.int64)
     for seed, x, lr in zip(state.seeds, state.x, rates, strict=True):
         other = int(stream(seed, "personal", state.t).integers(2**63))

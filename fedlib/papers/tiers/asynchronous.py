@@ -43,7 +43,7 @@ from fedlib.errors import FedlibError
 from fedlib.papers.fedavg import check_settings
 from fedlib.papers.tiers.algorithm import TDCD, Cohort, Drawn, descend, draw_ids
 from fedlib.papers.tiers.task import TieredTask
-from fedlib.population.delays import EventQueue, Law, check_law, each
+from fedlib.population.delays import EventQueue, Law, check_law, laws_of
 
 
 class HubRound(NamedTuple):
@@ -232,7 +232,7 @@ class AsyncTDCD:
 
     def busy(self, task: TieredTask, seed: int, hub: int, round: int) -> float:
         """Return how long a hub's round lasts, ``3 t_comm + Q t_comp`` with every term drawn."""
-        comm, comp = each(self.comm, task.N)[hub], each(self.comp, task.N)[hub]
+        comm, comp = laws_of(self.comm, task.N)[hub], laws_of(self.comp, task.N)[hub]
         trips = comm.draws(seed, "comm", hub, round, size=3)
         steps = comp.draws(seed, "comp", hub, round, size=self.local_steps)
         time = float(trips.sum() + steps.sum())

@@ -20,7 +20,7 @@ from fedlib.engine.rng import stream
 from fedlib.errors import FedlibError, unknown
 from fedlib.files import digest
 
-Rows = Sequence[Sequence[np.ndarray]]  # [silo][client] row numbers
+RowSplit = Sequence[Sequence[np.ndarray]]  # [silo][client] row numbers
 
 
 class TieredTask:
@@ -61,7 +61,7 @@ class TieredTask:
         models: Sequence[Model],
         features: Sequence[Tensor | np.ndarray],
         labels: Tensor | np.ndarray,
-        rows: Rows | Mapping[int, Rows],
+        rows: RowSplit | Mapping[int, RowSplit],
         test_features: Sequence[Tensor | np.ndarray] | None = None,
         test_labels: Tensor | np.ndarray | None = None,
         loss_name: str = "cross_entropy",
@@ -101,7 +101,7 @@ class TieredTask:
         self.size = int(stops[-1])
         self._owners = {seed: self._owner(silos) for seed, silos in self.splits.items()}
 
-    def _owner(self, rows: Rows) -> np.ndarray:
+    def _owner(self, rows: RowSplit) -> np.ndarray:
         """Return who holds each row, ``[silos, M]``."""
         owner = np.empty((len(rows), len(self.y)), dtype=np.int64)
         for j, silo in enumerate(rows):
@@ -173,7 +173,7 @@ class TieredTask:
         for j, (x, test) in enumerate(zip(self.x, self.test_x, strict=True)):
             check_alike(x, test, f"test features of silo {j}")
 
-    def _check_rows(self, rows: Rows) -> None:
+    def _check_rows(self, rows: RowSplit) -> None:
         """Refuse what is not a split of all rows."""
         M = len(self.y)
         if wrong := [p.dtype for silo in rows for p in silo if p.dtype.kind not in "iu"]:
