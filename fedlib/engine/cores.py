@@ -29,6 +29,7 @@ def side_by_side(work: Callable[[Any], None], pieces: Sequence[Any]) -> None:
         finally:
             list(shared)  # after an error or Ctrl-C there is nothing left to take
 
+    # this thread takes pieces as well, so one helper fewer than there are cores
     with _one_core_each() as cores:
         helpers = min(cores, len(pieces)) - 1
         others = [_pool(cores, os.getpid()).submit(help_out) for _ in range(helpers)]

@@ -143,6 +143,8 @@ def _recorded(
     who = ("visits",) if task.model.drops else ()  # nothing else asks whose a batch is
     names = ("rows", "weight", "jitter", *who)
     parts = [{name: getattr(b, name) for name in names} for b in batches]
+    # a recording reads fixed tensors: all that the steps read is listed once, and ``plan`` says
+    # which of the list is which part of which batch; batches that share a tensor share its place
     values = (theta, lr, *(t for part in parts for t in part.values()))
     tensors = {id(t): t for t in values if isinstance(t, Tensor)}
     where = {key: i for i, key in enumerate(tensors)}
@@ -156,6 +158,7 @@ def _recorded(
         descend(task, piece, current, rate)
         return piece
 
+    # the rest is written into the launches, numbers too: another value is another recording
     coarse = torch.backends.cuda.matmul.allow_tf32
     fixed = (task.model, task.data.x, task.data.y, task.loss_name, task.l2, coarse)
     key = (*fixed, None if isinstance(lr, Tensor) else lr, repr(plan), repr(padded))

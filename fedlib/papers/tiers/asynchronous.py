@@ -192,6 +192,7 @@ class AsyncTDCD:
         for t in itertools.count(state.t):
             until = float("inf") if self.tick is None else (t + 1) * self.tick
             queues, instants, done = [_queue(row) for row in times.finish], [], []
+            # one instant a turn, of all runs: whoever finishes in it publishes before any begins
             while any(queue.next_time <= until for queue in queues):
                 hubs = []
                 for r, queue in enumerate(queues):
