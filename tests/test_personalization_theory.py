@@ -363,6 +363,23 @@ def test_the_sum_over_clients_is_n_times_the_mean():
 # ---- the tools of Theorem 2
 
 
+def test_proposition_2_and_its_number_of_factors():
+    """The paper counts one factor fewer: its bound on a single one is zero."""
+
+    def printed(n, step):
+        return sum((math.e * n * step / m) ** m for m in range(1, n + 1))
+
+    rng = np.random.default_rng(5)
+    for factors, a in itertools.product((1, 2, 5), (0.01, 0.3)):
+        product = np.eye(3)
+        for _ in range(factors):
+            Q = np.linalg.qr(rng.normal(size=(3, 3)))[0]
+            product = product @ (np.eye(3) - a * Q @ np.diag(rng.uniform(0, 2, 3)) @ Q.T)
+        left = np.linalg.norm(product - np.eye(3), 2)
+        assert left <= factors * 2 * a < printed(factors, 2 * a)
+    assert printed(0, 0.1) == 0 < 0.1  # as printed for a single factor, I - 0.1
+
+
 def test_lemma_9_over_all_orders():
     g = np.array([3.0, -3.0, 3.0, -3.0, 1.0, -1.0])
     for i, p in itertools.product((1, 2, 4, 6), (0.5, 0.9, 0.99)):
