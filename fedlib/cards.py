@@ -133,23 +133,23 @@ ROLES = {
 def all_cards() -> dict[str, Card]:
     """Return every card, by data set name, in alphabetical order."""
     paths = sorted((data_folder() / "datasets").glob("*.toml"))
-    found = [_read(path, (path.stat().st_mtime_ns, path.stat().st_size)) for path in paths]
-    return {card.name: card for card in found}
+    cards = [_read(path, (path.stat().st_mtime_ns, path.stat().st_size)) for path in paths]
+    return {card.name: card for card in cards}
 
 
 @functools.lru_cache(maxsize=128)
 def _read(path: Path, stamp: tuple[int, ...]) -> Card:
     """Read a card, once for each time that its file changes."""
-    found = read_toml(path, Card)
-    if found.folder or found.format.startswith("columns-"):  # their readers know the roles
-        return found
-    roles = [file.role for file in found.files]
-    if found.format not in ROLES:
-        raise unknown(f"format in {path}:", found.format, [*ROLES, "NAME-folder", "columns-NAME"])
-    if sorted(roles) != ROLES[found.format]:
-        asked = ", ".join(ROLES[found.format])
+    result = read_toml(path, Card)
+    if result.folder or result.format.startswith("columns-"):  # their readers know the roles
+        return result
+    roles = [file.role for file in result.files]
+    if result.format not in ROLES:
+        raise unknown(f"format in {path}:", result.format, [*ROLES, "NAME-folder", "columns-NAME"])
+    if sorted(roles) != ROLES[result.format]:
+        asked = ", ".join(ROLES[result.format])
         raise FedlibError(f"{path}: files have the roles {', '.join(roles)}; expected {asked}.")
-    return found
+    return result
 
 
 def card(name: str) -> Card:

@@ -4,37 +4,30 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import datetime
 import errno
 import functools
 import hashlib
 import io
 import os
-import platform
 import re
 import stat
 import sys
 import tempfile
 import time
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import filelock
 import numpy as np
 
 from fedlib.errors import FedlibError
 
-ELSEWHERE = "Choose another with --out."
+ANOTHER_FOLDER = "Choose another with --out."
 OLD = 3600  # seconds after which a half-written file was left by a process that was killed
 
 
-class UnderWay(FedlibError):
-    """Another process is at the same work; the message says which."""
-
-
-def publish(path: Path, content: bytes, instead: str = ELSEWHERE) -> None:
+def publish(path: Path, content: bytes, instead: str = ANOTHER_FOLDER) -> None:
     """Write a file under a name of its own beside its place, and move it there in one step.
 
     A link at that place is replaced, never followed. ``instead`` says what to do if it cannot be
@@ -64,7 +57,7 @@ def publish(path: Path, content: bytes, instead: str = ELSEWHERE) -> None:
         raise
 
 
-def make_folder(path: Path, instead: str = ELSEWHERE) -> Path:
+def make_folder(path: Path, instead: str = ANOTHER_FOLDER) -> Path:
     """Make a folder that can be written, or say that another one has to be chosen."""
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -73,20 +66,6 @@ def make_folder(path: Path, instead: str = ELSEWHERE) -> Path:
     except OSError as error:
         raise cannot_write(path, error, instead) from error
     return path
-
-
-@contextlib.contextmanager
-def folder_for(path: Path) -> Iterator[None]:
-    """Make a folder for some work; if that fails and leaves nothing in it, take it away again."""
-    new = [place for place in (path, *path.parents) if not os.path.lexists(place)]
-    try:
-        make_folder(path)
-        yield
-    except BaseException:
-        for place in new:
-            with contextlib.suppress(OSError):
-                place.rmdir()
-        raise
 
 
 def open_regular(path: Path, most: int) -> io.BufferedReader:
@@ -98,11 +77,11 @@ def open_regular(path: Path, most: int) -> io.BufferedReader:
         Also for more than ``most`` bytes, and for a pipe or a device: to wait for its first byte
         or its last one may take for ever.
     """
-    found = path.stat()
-    if not stat.S_ISREG(found.st_mode):
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
         raise OSError("not a regular file")
-    if found.st_size > most:
-        raise OSError(f"{found.st_size} bytes long, at most {most} were expected")
+    if status.st_size > most:
+        raise OSError(f"{status.st_size} bytes long, at most {most} were expected")
     return path.open("rb")
 
 
@@ -111,49 +90,7 @@ def check_regular(path: Path, most: int) -> None:
     open_regular(path, most).close()
 
 
-@contextlib.contextmanager
-def only_one(path: Path, what: str) -> Iterator[None]:
-    """Let one process at a time do something; a lock dies with its process.
-
-    Parameters
-    ----------
-    path
-        The lock, a file that is there as long as the work is under way.
-    what
-        What is done, for the message.
-
-    Raises
-    ------
-    UnderWay
-        When another process is at it, saying which.
-    """
-    lock = filelock.FileLock(path, timeout=0)
-    try:
-        lock.acquire()
-    except filelock.Timeout:
-        try:
-            who = path.read_text("utf-8").strip()
-        except OSError:
-            who = ""
-        raise UnderWay(
-            f"{what} is under way in {path.parent}, by {who or 'another process'}. Wait for it, or "
-            "choose another folder with --out."
-        ) from None
-    except OSError as error:
-        raise cannot_write(path, error) from error
-    try:
-        now = datetime.datetime.now().isoformat(" ", "seconds")
-        try:
-            path.write_text(f"process {os.getpid()} on {platform.node()}, begun {now}", "utf-8")
-        except OSError as error:
-            raise cannot_write(path, error) from error
-        yield
-    finally:
-        path.unlink(missing_ok=True)
-        lock.release()
-
-
-def cannot_write(path: Path, error: OSError, instead: str = ELSEWHERE) -> FedlibError:
+def cannot_write(path: Path, error: OSError, instead: str = ANOTHER_FOLDER) -> FedlibError:
     """Return the error for a file or folder that cannot be written."""
     return FedlibError(f"Cannot write to {path}: {error.strerror or error}. {instead}")
 
@@ -164,28 +101,28 @@ def digest(*things: Any) -> str:
     Arrays and tensors count by their bytes, objects by their fields, functions by their qualified
     name, their code and what they have closed over; all else counts as it prints.
     """
-    found = hashlib.sha256()
+    sha256 = hashlib.sha256()
     for thing in things:
-        _feed(found, thing, ())
-    return found.hexdigest()
+        _feed(sha256, thing, ())
+    return sha256.hexdigest()
 
 
-def _feed(found: Any, thing: Any, above: tuple[int, ...]) -> None:
+def _feed(sha256: Any, thing: Any, above: tuple[int, ...]) -> None:
     """Add one thing to a hash; what holds itself is not followed twice."""
     torch = sys.modules.get("torch")  # there are no tensors where nobody has imported it
     if torch and isinstance(thing, torch.Tensor):
         thing = thing.detach().cpu().numpy()
     if isinstance(thing, np.ndarray) and thing.dtype != object:
-        found.update(f"{thing.dtype} {thing.shape}".encode())
-        found.update(np.ascontiguousarray(thing).tobytes())
+        sha256.update(f"{thing.dtype} {thing.shape}".encode())
+        sha256.update(np.ascontiguousarray(thing).tobytes())
     elif (parts := _parts(thing)) is None:
-        found.update(repr(thing).encode())
+        sha256.update(repr(thing).encode())
     elif id(thing) not in above:
         inner = hashlib.sha256()
         for part in parts:
             _feed(inner, part, (*above, id(thing)))
-        found.update(inner.hexdigest().encode())
-    found.update(b"\0")
+        sha256.update(inner.hexdigest().encode())
+    sha256.update(b"\0")
 
 
 def _parts(thing: Any) -> Iterable[Any] | None:
@@ -204,17 +141,17 @@ def _parts(thing: Any) -> Iterable[Any] | None:
         case types.MethodType() | types.BuiltinFunctionType():
             return [thing.__qualname__, thing.__self__]
         case types.FunctionType():
-            held = [cell.cell_contents for cell in thing.__closure__ or ()]
-            given = [thing.__defaults__, thing.__kwdefaults__]
-            return [thing.__module__, thing.__qualname__, thing.__code__, given, held]
+            enclosed = [cell.cell_contents for cell in thing.__closure__ or ()]
+            defaults = [thing.__defaults__, thing.__kwdefaults__]
+            return [thing.__module__, thing.__qualname__, thing.__code__, defaults, enclosed]
         case types.CodeType():
             return [thing.co_code, thing.co_names, thing.co_consts]
         case type() | types.ModuleType():
             return None
     fields = dataclasses.fields(thing) if dataclasses.is_dataclass(thing) else ()
-    own = {f.name: getattr(thing, f.name) for f in fields} | getattr(thing, "__dict__", {})
-    kept = {k: v for k, v in own.items() if not _cached(thing, k)}
-    return [re.sub(" at 0x[0-9A-Fa-f]+", "", repr(thing)), kept] if own else None
+    attributes = {f.name: getattr(thing, f.name) for f in fields} | getattr(thing, "__dict__", {})
+    kept = {k: v for k, v in attributes.items() if not _cached(thing, k)}
+    return [re.sub(" at 0x[0-9A-Fa-f]+", "", repr(thing)), kept] if attributes else None
 
 
 def _cached(thing: Any, name: str) -> bool:

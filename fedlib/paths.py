@@ -77,16 +77,16 @@ def papers(file: str = "experiments.toml") -> dict[str, Path]:
     for home in homes:
         if not os.path.isdir(home):
             raise FedlibError(f"FEDLIB_PAPERS names {home}, which is not a folder.")
-    found: dict[str, Path] = {}
+    folders: dict[str, Path] = {}
     for home in [data_folder() / "papers", *homes]:
         for page in sorted(home.glob(f"*/{file}"), key=_chapter):
-            if page.parent.name in found:
+            if page.parent.name in folders:
                 raise FedlibError(
-                    f"Two papers are called '{page.parent.name}': {found[page.parent.name]} and "
+                    f"Two papers are called '{page.parent.name}': {folders[page.parent.name]} and "
                     f"{page.parent}. Rename one of the folders."
                 )
-            found[page.parent.name] = page.parent
-    return found
+            folders[page.parent.name] = page.parent
+    return folders
 
 
 class About(Page):
@@ -106,8 +106,8 @@ class About(Page):
 def about(folder: Path) -> About:
     """Return what a paper's ``paper.toml`` says about it, with a ``short`` and a ``title``."""
     page = folder / "paper.toml"
-    told: About = read_toml(page, About) if page.is_file() else {}
-    return {"short": folder.name, "title": folder.name, **told}
+    facts: About = read_toml(page, About) if page.is_file() else {}
+    return {"short": folder.name, "title": folder.name, **facts}
 
 
 def _chapter(page: Path) -> tuple[str, str]:

@@ -32,7 +32,7 @@ __all__ = ["CLOSED", "NonNegativeFloat", "NonNegativeInt", "Page", "PositiveFloa
            "conform", "keys", "read_toml"]  # fmt: skip
 
 CLOSED = {"extra": "forbid", "strict": True}
-MOST = 5  # faults told at once
+FAULTS_SHOWN = 5  # faults told at once
 
 
 class Page(TypedDict):
@@ -52,20 +52,20 @@ def read_toml(path: Path, shape: Any) -> Any:
         one.
     """
     try:
-        held = tomllib.loads(path.read_text("utf-8"))
+        values = tomllib.loads(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise FedlibError(f"{path} cannot be read: {error}.") from error
-    return conform(held, shape, str(path))
+    return conform(values, shape, str(path))
 
 
-def conform(held: Any, shape: Any, told: str) -> Any:
+def conform(values: Any, shape: Any, source: str) -> Any:
     """Return plain values in the shape they must have: lists as tuples, tables as dataclasses.
 
     Parameters
     ----------
-    held
+    values
         Dictionaries, lists, words, numbers.
-    told
+    source
         What they were read from, for the message.
 
     Raises
@@ -74,15 +74,16 @@ def conform(held: Any, shape: Any, told: str) -> Any:
         With table, key, what was there and what was expected; the first few faults.
     """
     if pydantic is None:
-        return _unchecked(held, shape)
+        return _unchecked(values, shape)
     try:
-        return _adapter(shape).validate_json(json.dumps(held), strict=True)
+        return _adapter(shape).validate_json(json.dumps(values), strict=True)
     except pydantic.ValidationError as error:
-        faults = list(dict.fromkeys(_fault(fault, held, shape) for fault in error.errors()))
+        faults = list(dict.fromkeys(_fault(fault, values, shape) for fault in error.errors()))
     except (TypeError, ValueError, RecursionError) as error:
         faults = [f"{error}"]
-    more = [f"and {len(faults) - MOST} more."] * (len(faults) > MOST)
-    raise FedlibError("\n  ".join([f"{told} is not as it should be:", *faults[:MOST], *more]))
+    more = [f"and {len(faults) - FAULTS_SHOWN} more."] * (len(faults) > FAULTS_SHOWN)
+    lines = [f"{source} is not as it should be:", *faults[:FAULTS_SHOWN], *more]
+    raise FedlibError("\n  ".join(lines))
 
 
 @functools.lru_cache(maxsize=64)
@@ -99,31 +100,32 @@ def keys(shape: Any) -> tuple[str, ...]:
     return tuple(get_type_hints(shape)) if is_typeddict(shape) else ()
 
 
-def _fault(fault: Mapping[str, Any], held: Any, shape: Any) -> str:
+def _fault(fault: Mapping[str, Any], values: Any, shape: Any) -> str:
     """Return a sentence about one fault that Pydantic found."""
     place, (key, value) = fault["loc"], (fault["loc"][-1] if fault["loc"] else "", fault["input"])
-    table = " ".join(_labels(place[:-1], held))
+    table = " ".join(_labels(place[:-1], values))
     where = f"in {table}, " if table else ""
     if fault["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         return f"{where}unknown key '{key}'.{nearest(str(key), keys(_at(place[:-1], shape)))}"
     if fault["type"] == "missing":
         return f"{where}'{key}' is missing."
-    given = json.dumps(value, default=str)
-    given = given if len(given) < 60 else given[:57] + "..."
-    return f"{where}'{key}' is {given}: {fault['msg'][0].lower()}{fault['msg'][1:]}."
+    shown = json.dumps(value, default=str)
+    shown = shown if len(shown) < 60 else shown[:57] + "..."
+    return f"{where}'{key}' is {shown}: {fault['msg'][0].lower()}{fault['msg'][1:]}."
 
 
-def _labels(place: tuple[str | int, ...], held: Any) -> Iterator[str]:
+def _labels(place: tuple[str | int, ...], value: Any) -> Iterator[str]:
     """Yield words for the way to a place; an item of a list goes by its own name."""
     for step in place:
         try:
-            held = held[step]
+            value = value[step]
         except (KeyError, IndexError, TypeError):
             return  # a part of the shape, not of what is held
         if isinstance(step, str):
-            yield f"[{step}]" if isinstance(held, dict | list) else step
+            yield f"[{step}]" if isinstance(value, dict | list) else step
         else:
-            names = [held[k] for k in ("id", "run", "name") if isinstance(held, dict) and k in held]
+            table = value if isinstance(value, dict) else {}
+            names = [table[k] for k in ("id", "run", "name") if k in table]
             yield f"'{names[0]}'" if names else f"number {step + 1}"
 
 
@@ -138,11 +140,11 @@ def _inner(shape: Any) -> Any:
     return next((a for a in reversed(get_args(shape)) if get_args(a) or keys(a)), None)
 
 
-def _unchecked(held: Any, shape: Any) -> Any:
+def _unchecked(values: Any, shape: Any) -> Any:
     """Return plain values in a shape, as far as that goes without a look at them."""
     if is_dataclass(shape) and isinstance(shape, type):
         hints = get_type_hints(shape)
-        return shape(**{key: _unchecked(value, hints[key]) for key, value in held.items()})
-    if isinstance(held, list) and get_origin(shape) is tuple:
-        return tuple(_unchecked(value, get_args(shape)[0]) for value in held)
-    return float(held) if shape is float else held
+        return shape(**{key: _unchecked(value, hints[key]) for key, value in values.items()})
+    if isinstance(values, list) and get_origin(shape) is tuple:
+        return tuple(_unchecked(value, get_args(shape)[0]) for value in values)
+    return float(values) if shape is float else values

@@ -67,7 +67,7 @@ def test_averages_that_are_not_there_are_refused():
         task.evaluate(theta, average="client")
     with pytest.raises(FedlibError, match="test_parts are for 1 clients, parts for 2"):
         FederatedDataset.build(np.eye(4), None, [[0], [1]], np.eye(2), None, test_parts=[[0]])
-    with pytest.raises(FedlibError, match=r"Row numbers must lie in 0\.\.1; got \d to 2"):
+    with pytest.raises(FedlibError, match=r"Row numbers must lie in 0\.\.1; got 2"):
         FederatedDataset.build(np.eye(4), None, [[0], [1]], np.eye(2), None, test_parts=[[0], [2]])
 
 

@@ -464,7 +464,7 @@ def test_a_folder_that_cannot_be_written_can_be_looked_at(march, tmp_path, monke
 def test_two_of_the_same_batch_refuse_each_other(march, tmp_path):
     page, out = {"set": FAR, "grid": {"pause": [0.0, 0.1]}}, tmp_path / "out"
     out.mkdir()
-    with work.files.only_one(out / ".1-of-2.lock", "A batch"):
+    with work.locks.only_one(out / ".1-of-2.lock", "A batch"):
         with pytest.raises(FedlibError, match="is under way in .* by process"):
             batch.run(page, out, shard="1/2", progress=False)
         table = batch.run(page, out, shard="2/2", progress=False)

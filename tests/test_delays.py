@@ -10,7 +10,7 @@ from fedlib.population.delays import (
     Recorded,
     ShiftedExponential,
     check_law,
-    each,
+    laws_of,
 )
 
 TRACE = (0.5, 2.0, 2.0, 7.5)
@@ -103,10 +103,10 @@ def test_impossible_times_are_refused(bad):
 
 def test_one_law_serves_all_and_a_list_must_fit():
     law, slow = LAWS[:2]
-    assert each(law, 3) == [law] * 3
-    assert each((law, slow), 2) == [law, slow]
+    assert laws_of(law, 3) == [law] * 3
+    assert laws_of((law, slow), 2) == [law, slow]
     with pytest.raises(FedlibError, match="2 delay laws for 3 groups"):
-        each([law, slow], 3, "group")
+        laws_of([law, slow], 3, "group")
 
 
 def test_events_come_in_order_of_time_then_of_insertion():

@@ -73,9 +73,9 @@ def test_packing_puts_every_number_where_it_belongs(monkeypatch):
 
 
 def test_a_block_ends_at_its_length_or_size(monkeypatch):
-    monkeypatch.setattr(draws, "ROUNDS", 4)
+    monkeypatch.setattr(draws, "BLOCK_ROUNDS", 4)
     assert len(list(draws._block(iter([some(0)] * 9)))) == 4
-    monkeypatch.setattr(draws, "BYTES", 3 * (6 * 8 + 6 * 8 + 8) - 1)
+    monkeypatch.setattr(draws, "BLOCK_BYTES", 3 * (6 * 8 + 6 * 8 + 8) - 1)
     assert len(list(draws._block(iter([some(0)] * 9)))) == 3
 
 
@@ -85,7 +85,7 @@ def test_drawing_ahead_is_drawing_in_turn(name, monkeypatch):
     state = first = algorithm.init(task, (3, 5))
     for _ in range(5):
         state, _ = algorithm.round(state, task)
-    monkeypatch.setattr(draws, "ROUNDS", 3)
+    monkeypatch.setattr(draws, "BLOCK_ROUNDS", 3)
     last = Evaluation(every=5)
     found = simulate(algorithm, task, 5, state=first, evaluation=last, progress=False).state
     for f in dataclasses.fields(state):

@@ -9,12 +9,12 @@ import pandas as pd
 import pytest
 import torch
 
-from fedlib.engine import pilot
 from fedlib.engine.evaluation import Evaluation
+from fedlib.engine.pilot import few_passes
 from fedlib.engine.simulation import simulate
 from fedlib.errors import FedlibError
 from fedlib.lab import cli
-from fedlib.lab.evidence import duration, experiments, records, tuning
+from fedlib.lab.evidence import duration, experiments, pilot, records, tuning
 from fedlib.lab.evidence.duration import Estimate, Plan
 from fedlib.lab.job import Job, Outcome, study
 
@@ -162,7 +162,7 @@ def test_passes_are_counted(monkeypatch):
     time, done = [0.0], []
     monkeypatch.setattr(pilot, "now", lambda: time[0])
 
-    @pilot.few_passes
+    @few_passes
     def run(*, epochs, keep=None):
         time[0] += 3.0 * epochs
         done.append(epochs)

@@ -389,8 +389,8 @@ def test_runs_in_one_batch_are_the_runs_apart(name):
 HOLDER = """
 import sys, time
 from pathlib import Path
-from fedlib import files
-with files.only_one(Path(sys.argv[1]), "It"):
+from fedlib.lab import locks
+with locks.only_one(Path(sys.argv[1]), "It"):
     print("held", flush=True)
     time.sleep(60)
 """

@@ -121,7 +121,11 @@ BLIND = {
     "fetching of data": ("datasets/fetch.py", "tried = []", "tried = list()"),
     "bench": ("lab/bench.py", "repeats: int = 5", "repeats: int = 6"),
     "who computes a piece": ("engine/cores.py", "len(pieces)) - 1", "len(pieces)) - 2"),
-    "how a pilot is timed": ("engine/pilot.py", "2 * size, False", "3 * size, False"),
+    "how a pilot is timed": (
+        "lab/evidence/pilot.py",
+        "2 * size, False",
+        "3 * size, False",
+    ),
     "what a pilot cuts short": ("engine/simulation.py", "@few_rounds\n", ""),
 }
 

@@ -28,7 +28,7 @@ def test_cards_of_made_sets_are_complete(name):
     assert card.embedded and datasets.cached(name) and datasets.get(name) == []
     assert card.stands_in_for and card.cannot_show and card.traps
     assert set(card.stands_in_for) <= set(datasets.all_cards())
-    assert card.generator["kind"] in generators.KINDS and "seed" in card.generator
+    assert card.generator["kind"] in generators.GENERATORS and "seed" in card.generator
     value = {"ehr-like": 2, "shapes": 1}[card.generator["kind"]]
     row = value * int(np.prod(card.shape)) + 1
     assert card.files[0].decoded_bytes == (card.train + card.test) * row

@@ -79,7 +79,7 @@ def test_a_plain_loop_over_arrivals_gives_the_same_models(decay):
         held[i], most = x, max(most, s)
         assert_allclose(state.x[0], x, atol=1e-12)
         assert_allclose(state.y[0, i], y, atol=1e-12)
-        assert_allclose(state.held[0], torch.stack(held), atol=1e-12)
+        assert_allclose(state.origin[0], torch.stack(held), atol=1e-12)
     assert most >= 1
 
 

@@ -14,7 +14,8 @@ import pytest
 
 PACKAGE = pages.ROOT / "fedlib"
 FLOORS = ["errors", "schema", "paths", "files", "cards", *pages.folders(), "__main__"]
-WING = ["job", "trials", "vertical", "studies", "evidence", "show", "batch", "bench", "gpu", "cli"]
+WING = ["locks", "job", "trials", "vertical", "studies", "evidence", "show", "batch", "bench"]
+WING += ["gpu", "cli"]
 LONG = 25  # nodes of syntax from which on a definition is worth having once
 
 

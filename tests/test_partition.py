@@ -62,7 +62,7 @@ def test_iid_is_close_to_the_whole():
 
 def test_wrong_numbers_of_clients():
     for clients in (0, 10_000):
-        with pytest.raises(FedlibError, match="between 1 and 6000"):
+        with pytest.raises(FedlibError, match="clients"):
             partition.iid(LABELS, clients)
     with pytest.raises(FedlibError, match="multiple of 10"):
         partition.similarity(LABELS, 25)
@@ -89,7 +89,7 @@ def test_dirichlet_shuffles_a_class_and_rounds_by_largest_remainder(monkeypatch)
 
 def test_what_no_partitioner_takes():
     for wrong in (2.5, "3", -1, None):
-        with pytest.raises(FedlibError, match="clients for"):
+        with pytest.raises(FedlibError, match="clients"):
             partition.iid(LABELS, wrong)
     with pytest.raises(FedlibError, match="Expected one a sample"):
         partition.shards(LABELS[:, None], 3)
@@ -112,7 +112,7 @@ def test_missing_labels_are_not_dealt_out(deal, labels):
 
 @pytest.mark.parametrize("parts", [[], None, [[-1]], [[20]], [[0.5]], [[[0, 1]]], {1: [0]}, "ab"])
 def test_a_histogram_is_of_rows_that_there_are(parts):
-    with pytest.raises(FedlibError, match="Row numbers must lie|A split is a list"):
+    with pytest.raises(FedlibError, match="Row numbers must|The split is|rows are whole"):
         partition.histogram(np.arange(20), parts)
 
 
@@ -127,6 +127,3 @@ def test_what_cannot_be_cut():
     for clients in ([], 3, [2.5], [0]):
         with pytest.raises(FedlibError, match="clients"):
             partition.grid(20, clients)
-    for blocks in ([], None, [[0.5]], "ab"):
-        with pytest.raises(FedlibError, match="Feature blocks are a list"):
-            partition.check_features(blocks, 2)

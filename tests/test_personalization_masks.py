@@ -17,7 +17,7 @@ from fedlib.errors import FedlibError
 from fedlib.papers.fedavg import FedAvg
 from fedlib.papers.personalization.discrepancy import estimate, halves, squared_distances
 from fedlib.papers.personalization.masks import (
-    KINDS,
+    MASKS,
     PartialFedAvg,
     common_distances,
     mask,
@@ -108,7 +108,7 @@ def forward(parts, x):
     return x
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", MASKS)
 def test_a_mask_cuts_out_a_smaller_network(kind):
     task = task_of(*WIDE)
     theta = task.init([3])[0]
@@ -145,7 +145,7 @@ def loop(task, seed, kind, rounds, lr):
     return w
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", MASKS)
 def test_partial_training_is_the_loop_over_smaller_networks(kind):
     task, algorithm = task_of(*WIDE), PartialFedAvg((0.3, 0.2), K, B, SHARE, kind)
     state = simulate(algorithm, task, 4, (1, 5), progress=False).state
@@ -155,7 +155,7 @@ def test_partial_training_is_the_loop_over_smaller_networks(kind):
         assert (expected - task.init([seed])[0]).norm() > 0.05
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", MASKS)
 def test_without_hidden_layers_a_part_never_sees_its_other_inputs(kind):
     """Softmax regression on the columns that a client keeps, and on nothing else."""
     task, lr = task_of(), 0.3

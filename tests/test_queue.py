@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from fedlib import files
 from fedlib.errors import FedlibError
+from fedlib.lab import locks
 from fedlib.lab.cli import app
 from fedlib.lab.evidence import catalogue, experiments, queue, records
 
@@ -82,7 +83,7 @@ def test_without_time_nothing_is_begun_and_a_stopped_seed_goes_on(place, monkeyp
 def test_what_another_process_is_at_is_left_to_it(place):
     first = next(iter(queue.parts(*FIG3)))
     folder = files.make_folder(place["home"] / first / "hierarchy")
-    with files.only_one(folder / ".fig3.smoke.lock", "hierarchy fig3"):
+    with locks.only_one(folder / ".fig3.smoke.lock", "hierarchy fig3"):
         queue.work(1, lambda text: None, **place)
     states = {row["record"]: row["seeds"] for row in queue.rows(**place)}
     assert states["hierarchy/fig3.smoke"] == "1/2", "the other seed, and none joined"

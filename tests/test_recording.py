@@ -159,7 +159,7 @@ def test_what_was_chosen_is_told_in_words(monkeypatch):
     key = ("cuda:0", x.shape, weight.shape, torch.float32)
     chosen = {(*key, False, True): "grouped", (*key, False, False): "one by one"}
     monkeypatch.setattr(convolution, "chosen", chosen)
-    assert convolution.told() == {
+    assert convolution.choices() == {
         "(3, 4, 2, 9, 7) * (3, 5, 2, 5, 5), float32, with gradients": "grouped",
         "(3, 4, 2, 9, 7) * (3, 5, 2, 5, 5), float32, alone": "one by one",
     }
@@ -236,7 +236,7 @@ def test_a_result_is_a_copy_that_the_next_replay_leaves_alone():
 
 
 def test_a_task_keeps_so_many_recordings_and_no_more(monkeypatch):
-    monkeypatch.setattr(recording, "MOST", 1)
+    monkeypatch.setattr(recording, "MOST_RECORDINGS", 1)
     kept = {}
     for key in "ab":
         for _ in range(4):

@@ -403,14 +403,14 @@ def test_a_generator_that_makes_other_data_is_noticed(module, monkeypatch):
     paper, experiment, kind = ("tiers", "fig4", "ehr-like")
     if module == "writers":
         paper, experiment, kind = ("hierarchy", "fig8", "writers")
-    make = generators.KINDS[kind]
+    make = generators.GENERATORS[kind]
 
     def otherwise(*args, **options):
         x, y = make(*args, **options)
         return x, y[::-1].copy()
 
     otherwise.__signature__ = inspect.signature(make)
-    monkeypatch.setitem(generators.KINDS, kind, otherwise)
+    monkeypatch.setitem(generators.GENERATORS, kind, otherwise)
     monkeypatch.setattr(generators, "_kept", {})
     freshness._made.cache_clear()
     settings = catalogue.settings(paper, experiment, "smoke")

@@ -243,7 +243,7 @@ def test_many_faults_are_told_shortly():
     with pytest.raises(FedlibError) as told:
         schema.conform({f"k{n}": n for n in range(30)}, schema.Page, "A page")
     lines = str(told.value).splitlines()
-    assert len(lines) == 2 + schema.MOST and lines[-1].strip() == "and 25 more."
+    assert len(lines) == 2 + schema.FAULTS_SHOWN and lines[-1].strip() == "and 25 more."
 
 
 def test_every_key_of_a_manifest_is_known_and_needed():

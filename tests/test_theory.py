@@ -342,9 +342,6 @@ def test_proposition_4_7_is_exact_before_cauchy_schwarz():
     v = theory.variance_independent(clients, cohort)
     expected = theory.variance_bound(1.0, bar).mean()
     assert theory.proposition_4_7(1.0, clients, v, interval) == pytest.approx(expected, rel=1e-12)
-    assert theory.proposition_4_4(1.0, ((bar - 1 / clients) ** 2).mean(0)) == pytest.approx(
-        expected, rel=1e-12
-    )
 
 
 def test_proposition_4_7_gives_the_expected_numbers():
@@ -677,5 +674,3 @@ def test_corollary_3_2_by_hand():
     assert terms["deterministic"] == pytest.approx(11.52)
 
 
-def test_proposition_4_4_by_hand():
-    assert theory.proposition_4_4(3.0, [[0.1, 0.2], [0.0, 0.5]]) == pytest.approx([1.8, 3.0])

@@ -120,8 +120,8 @@ def test_variants_of_the_theorem_are_ordered():
     common = {"L": 1.0, "L_max": 0.8, "gap": 2.0, "lr": 0.01, "Q": 5, "rounds": 50}
     sigma2, kappa2 = np.array([0.3, 0.4]), np.array([0.2, 0.1])
     plain = theory.theorem_1(**common, sigma2=sigma2)
-    same = theory.theorem_1_heterogeneous(**common, sigma2=sigma2, kappa2=0)
-    mixed = theory.theorem_1_heterogeneous(**common, sigma2=sigma2, kappa2=kappa2)
+    same = theory.theorem_1_independent(**common, sigma2=sigma2, clients=1)
+    mixed = theory.theorem_1_independent(**common, sigma2=sigma2, clients=1, kappa2=kappa2)
     naive = theory.theorem_1(**common, sigma2=sigma2 + kappa2)
     one = theory.theorem_1_independent(**common, sigma2=sigma2, clients=[1, 1])
     many = theory.theorem_1_independent(**common, sigma2=sigma2, clients=[3, 4], kappa2=kappa2)
@@ -259,7 +259,7 @@ def test_heterogeneous_clients_pay_only_through_the_drift(Q):
         new, _ = tdcd_round(X, y, theta, blocks, parts, lr, Q)
         fall = logistic(X, y, theta) - logistic(X, y, new)
         known = {"L": L, "L_max": L_max, "sigma2": 0, "lr": lr, "Q": Q, "rounds": 1}
-        bound = theory.theorem_1_heterogeneous(**known, gap=fall, kappa2=kappa2)
+        bound = theory.theorem_1_independent(**known, gap=fall, clients=1, kappa2=kappa2)
         assert (whole**2).sum() <= bound.total
         mixed = [[rng.permutation(len(y))] for _ in blocks]  # one client a silo: all alike
         alike, _ = tdcd_round(X, y, theta, blocks, mixed, lr, Q)
@@ -509,9 +509,9 @@ def test_chance_of_an_empty_part_by_counting():
     mine = {0, 1, 2}
     draws = list(combinations(range(9), 4))
     counted = np.mean([not mine & set(ids) for ids in draws])
-    assert theory.empty_chance(samples=9, held=3, batch_size=4) == pytest.approx(counted)
-    assert theory.empty_chance(samples=9, held=3, batch_size=7) == 0
-    assert theory.empty_chance(samples=9, held=3, batch_size=6) == pytest.approx(1 / 84)
+    assert theory.empty_chance(samples=9, rows=3, batch_size=4) == pytest.approx(counted)
+    assert theory.empty_chance(samples=9, rows=3, batch_size=7) == 0
+    assert theory.empty_chance(samples=9, rows=3, batch_size=6) == pytest.approx(1 / 84)
 
 
 # ---- linear blocks

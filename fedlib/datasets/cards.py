@@ -44,8 +44,8 @@ class Dataset:
 
 def fingerprint(*arrays: Any) -> str:
     """Return the SHA-256 of arrays as a study uses them: pooled, normalised, in their order."""
-    found = hashlib.sha256()
+    sha256 = hashlib.sha256()
     for array in map(np.ascontiguousarray, arrays):
-        found.update(f"{array.dtype} {array.shape}".encode())
-        found.update(array.data)
-    return found.hexdigest()
+        sha256.update(f"{array.dtype} {array.shape}".encode())
+        sha256.update(array.data)
+    return sha256.hexdigest()

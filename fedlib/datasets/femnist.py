@@ -63,7 +63,7 @@ def load_femnist(
     if clients is not None:
         check_whole_number("clients", clients)
     root, writers = existing(Path(folder), _WHAT), []
-    found, held = card("femnist"), {}
+    known, splits = card("femnist"), {}
     for split in ("train", "test"):
         path = root / f"fed_emnist_{split}.h5"
         try:
@@ -74,23 +74,23 @@ def load_femnist(
                     raise FedlibError(f"{path} has no group 'examples' with a group a writer.")
                 if split == "train":
                     writers = sorted(file["examples"])[:clients]
-                held[split] = _read(file["examples"], writers, path, len(found.classes), progress)
+                splits[split] = _read(file["examples"], writers, path, len(known.classes), progress)
         except (OSError, RuntimeError) as error:  # h5py has both for damaged files
             raise unreadable(path, _WHAT, error) from error
-    mean, std = _constants(held["train"][0]) if normalise else (0.0, 1.0)
-    for x, *_ in held.values():
+    mean, std = _constants(splits["train"][0]) if normalise else (0.0, 1.0)
+    for x, *_ in splits.values():
         x -= np.float32(mean)
         x /= np.float32(std)
-    (train_x, train_y, train, a), (test_x, test_y, test, b) = held["train"], held["test"]
-    used = replace(found.normalisation, mean=(mean,), std=(std,))
+    (train_x, train_y, train, a), (test_x, test_y, test, b) = splits["train"], splits["test"]
+    used = replace(known.normalisation, mean=(mean,), std=(std,))
     return OwnedDataset(
-        name=found.name,
+        name=known.name,
         train_x=train_x,
         train_y=train_y,
         test_x=test_x,
         test_y=test_y,
-        classes=found.classes,
-        card=replace(found, train=len(train_x), test=len(test_x), normalisation=used),
+        classes=known.classes,
+        card=replace(known, train=len(train_x), test=len(test_x), normalisation=used),
         hashes={"train": a, "test": b},
         fidelity="unverified",
         owners=Owners(tuple(writers), train, test),

@@ -76,12 +76,12 @@ def cache_folder() -> Path:
 
 def cached(name: str) -> bool:
     """Say whether every file of a data set is in the cache, or needs none. Hashes nothing."""
-    found = card(name)
-    if found.base:
-        return cached(found.base)
-    if found.folder:
-        return _placed(found) is not None
-    return found.embedded or all(_cache_path(found, file).is_file() for file in found.files)
+    known = card(name)
+    if known.base:
+        return cached(known.base)
+    if known.folder:
+        return _placed(known) is not None
+    return known.embedded or all(_cache_path(known, file).is_file() for file in known.files)
 
 
 def get(name: str, progress: bool = True) -> list[Path]:
@@ -107,14 +107,14 @@ def get(name: str, progress: bool = True) -> list[Path]:
         folder of a set that is never downloaded is not there. The message lists what was tried,
         with expected and found hashes, and what to do.
     """
-    found = card(name)
-    if found.base:
-        return get(found.base, progress)
-    if found.embedded:
+    known = card(name)
+    if known.base:
+        return get(known.base, progress)
+    if known.embedded:
         return []
-    if found.folder:
-        return [_placed_or_fail(found)]
-    return [_obtain(found, file, progress)[0] for file in found.files]
+    if known.folder:
+        return [_placed_or_fail(known)]
+    return [_obtain(known, file, progress)[0] for file in known.files]
 
 
 def verify(name: str | None = None) -> list[dict[str, Any]]:
@@ -134,9 +134,9 @@ def verify(name: str | None = None) -> list[dict[str, Any]]:
         embedded data set), ``bytes`` (on disk, or None) and ``detail`` (what is wrong, or "").
     """
     every = [each for each in all_cards().values() if not each.generator]
-    chosen = [card(name)] if name is not None else every
-    rows = [_verify_file(each, file) for each in chosen for file in each.files]
-    return rows + [_verify_folder(each) for each in chosen if each.folder]
+    selected = [card(name)] if name is not None else every
+    rows = [_verify_file(each, file) for each in selected for file in each.files]
+    return rows + [_verify_folder(each) for each in selected if each.folder]
 
 
 def _named(variable: str) -> Path:
@@ -282,10 +282,10 @@ def _decode(card: Card, file: DataFile, content: bytes, canonical: bool = False)
     if file.members:
         return _decode_archive(card, file, content, canonical)
     data, complaint = _gunzip(content, file)
-    found = hashlib.sha256(data).hexdigest()
-    if complaint or found != file.sha256:
-        raise _wrong_hash(complaint or "wrong decoded content", file.sha256, found)
-    return Payload({file.name: data}, {file.name: found}, "canonical")
+    sha256 = hashlib.sha256(data).hexdigest()
+    if complaint or sha256 != file.sha256:
+        raise _wrong_hash(complaint or "wrong decoded content", file.sha256, sha256)
+    return Payload({file.name: data}, {file.name: sha256}, "canonical")
 
 
 def _gunzip(content: bytes, file: DataFile) -> tuple[bytes, str]:
@@ -307,16 +307,16 @@ def _gunzip(content: bytes, file: DataFile) -> tuple[bytes, str]:
 
 
 def _decode_archive(card: Card, file: DataFile, packed: bytes, canonical: bool) -> Payload:
-    found = hashlib.sha256(packed).hexdigest()
-    if canonical and found != file.archive_sha256:
-        raise _wrong_hash("wrong archive", file.archive_sha256, found)
+    sha256 = hashlib.sha256(packed).hexdigest()
+    if canonical and sha256 != file.archive_sha256:
+        raise _wrong_hash("wrong archive", file.archive_sha256, sha256)
     try:
         parts = _untar(card, file, packed)
         _check_classes(card, file, parts)
     except _Unusable as problem:
-        raise _wrong_hash(str(problem), file.archive_sha256, found) from problem
+        raise _wrong_hash(str(problem), file.archive_sha256, sha256) from problem
     hashes = {name: hashlib.sha256(data).hexdigest() for name, data in parts.items()}
-    if found == file.archive_sha256:
+    if sha256 == file.archive_sha256:
         fidelity = "canonical"
     else:
         fidelity = "re-encoded" if hashes == dict(file.reencoded) else "unverified"
@@ -390,8 +390,8 @@ def _bundled(card: Card, progress: bool = False) -> Payload:
         return _bundled_digits(card)
 
     (file,) = card.files
-    _, found = generate(card, progress)
-    return Payload({}, {file.name: found}, "canonical" if found == file.sha256 else "unverified")
+    _, sha256 = generate(card, progress)
+    return Payload({}, {file.name: sha256}, "canonical" if sha256 == file.sha256 else "unverified")
 
 
 def _bundled_digits(card: Card) -> Payload:
@@ -400,13 +400,13 @@ def _bundled_digits(card: Card) -> Payload:
     rows = np.loadtxt(home / "datasets" / "data" / "digits.csv.gz", np.uint8, delimiter=",")
     data = rows[:, :-1].tobytes() + rows[:, -1].tobytes()
     (file,) = card.files
-    found = hashlib.sha256(data).hexdigest()
-    if found != file.sha256:
+    sha256 = hashlib.sha256(data).hexdigest()
+    if sha256 != file.sha256:
         raise FedlibError(
             f"scikit-learn's digits are not the ones of the card: expected SHA-256 {file.sha256}, "
-            f"found {found}. Install another version of scikit-learn, or reinstall it."
+            f"found {sha256}. Install another version of scikit-learn, or reinstall it."
         )
-    return Payload({file.name: data}, {file.name: found}, "canonical")
+    return Payload({file.name: data}, {file.name: sha256}, "canonical")
 
 
 def _network_reason(error: Exception) -> str:
@@ -428,8 +428,8 @@ def _too_long(size: int, most: int) -> _Unusable:
     return _Unusable(f"too long: {size} bytes or more, at most {most} were expected")
 
 
-def _wrong_hash(problem: str, expected: str | None, found: str) -> _Unusable:
-    return _Unusable(f"{problem}; expected SHA-256 {expected}, found {found}")
+def _wrong_hash(problem: str, expected: str | None, sha256: str) -> _Unusable:
+    return _Unusable(f"{problem}; expected SHA-256 {expected}, found {sha256}")
 
 
 def _nothing_worked(card: Card, file: DataFile, tried: list[str]) -> FedlibError:

@@ -70,9 +70,9 @@ def generate(card: Any, progress: bool = True) -> tuple[Arrays, str]:
 def _make(card: Any, progress: bool) -> tuple[Arrays, str]:
     options = dict(card.generator)
     kind, seed = options.pop("kind", ""), options.pop("seed", 0)
-    if kind not in KINDS:
-        raise unknown("generator", kind, KINDS)
-    known = signature(KINDS[kind]).parameters.values()
+    if kind not in GENERATORS:
+        raise unknown("generator", kind, GENERATORS)
+    known = signature(GENERATORS[kind]).parameters.values()
     allowed = [p.name for p in known if p.kind == p.KEYWORD_ONLY and p.name != "progress"]
     for name in options:
         if name not in allowed:
@@ -80,7 +80,7 @@ def _make(card: Any, progress: bool) -> tuple[Arrays, str]:
     arrays: list[np.ndarray] = []
     digest = hashlib.sha256()
     for split, rows in (("train", card.train), ("test", card.test)):
-        made = KINDS[kind](
+        made = GENERATORS[kind](
             seed, split, rows, card.shape, len(card.classes), progress=progress, **options
         )
         arrays.extend(made)
@@ -175,7 +175,7 @@ def ehr_like(
     rng = stream(seed, "ehr-like")
     w = _loadings(rng, quarter, correlation)
     rate = logit(rng.uniform(*measured, channels))
-    own, b = _severity(correlation)
+    directions, b = _severity(correlation)
     memory = persistence ** (steps - 1)
     scale = strength / np.sqrt((1 + trend) ** 2 + trend**2 - 2 * trend * (1 + trend) * memory)
     intercept = _intercept(positives, strength)
@@ -185,7 +185,7 @@ def ehr_like(
         rng = stream(seed, f"ehr-like {split}", start)
         z = _autoregression(rng, stop - start, steps, persistence)
         values = z @ w.T + noise * rng.standard_normal((stop - start, steps, channels))
-        chance = expit(rate + informative * (z @ own.T)[:, :, quarter])
+        chance = expit(rate + informative * (z @ directions.T)[:, :, quarter])
         mask = rng.random(chance.shape) < chance
         x[start:stop, :, 0::2] = np.rint(1000 * _carried(values / np.hypot(1, noise), mask))
         x[start:stop, :, 1::2] = 1000 * mask
@@ -209,9 +209,9 @@ def _loadings(rng: np.random.Generator, quarter: np.ndarray, correlation: float)
 def _severity(correlation: float) -> tuple[np.ndarray, np.ndarray]:
     """Return the directions of each quarter's severity ``[4, 6]`` and of the whole's ``[6]``."""
     common = np.full((QUARTERS, _SHARED), np.sqrt(correlation / _SHARED))
-    own = np.hstack([common, np.sqrt(1 - correlation) * np.eye(QUARTERS)])
+    quarters = np.hstack([common, np.sqrt(1 - correlation) * np.eye(QUARTERS)])
     whole = np.append(common[0], np.full(QUARTERS, np.sqrt((1 - correlation) / QUARTERS)))
-    return own, whole
+    return quarters, whole
 
 
 def _intercept(positives: float, strength: float) -> float:
@@ -438,7 +438,7 @@ def _chunks(rows: int, what: str, progress: bool) -> Iterator[tuple[int, int]]:
 
 _SURFACES = (_box, _ellipsoid, _cylinder)
 
-KINDS: dict[str, Callable[..., tuple[np.ndarray, np.ndarray]]] = {
+GENERATORS: dict[str, Callable[..., tuple[np.ndarray, np.ndarray]]] = {
     "ehr-like": ehr_like,
     "shapes": shapes,
     "writers": writers,

@@ -118,7 +118,7 @@ def load_mimic(folder: str | Path, normalise: bool = True, progress: bool = True
         the file and what was expected.
     """
     root = existing(Path(folder), "the in-hospital-mortality folder with train/ and test/")
-    found = card("mimic3-ihm")
+    known = card("mimic3-ihm")
     arrays, hashes = {}, {}
     for split in ("train", "test"):
         arrays[split], labels, hashes[split] = _stays(root, split, progress)
@@ -128,7 +128,7 @@ def load_mimic(folder: str | Path, normalise: bool = True, progress: bool = True
         mean, std = _numeric_constants(arrays["train"])
     for split in ("train", "test"):
         arrays[split] = ((arrays[split] - mean) / std).astype(np.float32)
-    return _dataset(found, arrays, hashes, found.classes, mean, std)
+    return _dataset(known, arrays, hashes, known.classes, mean, std)
 
 
 def discretise(
@@ -263,11 +263,11 @@ def _stays(root: Path, split: str, progress: bool) -> tuple[np.ndarray, np.ndarr
 def _csv(path: Path, digest: Any, what: str) -> tuple[list[str], list[list[str]]]:
     """Return header and rows as text: 'None' is a category here, not a missing value."""
     try:
-        held = content(path)
-        header, *rows = list(csv.reader(held.decode("utf-8").splitlines())) or [[]]
+        data = content(path)
+        header, *rows = list(csv.reader(data.decode("utf-8").splitlines())) or [[]]
     except (OSError, ValueError, csv.Error) as error:
         raise unreadable(path, what, error) from error
-    digest.update(held)
+    digest.update(data)
     return header, [row for row in rows if row]
 
 
@@ -365,17 +365,17 @@ def _objects(
 
 def _views(folder: Path) -> list[list[Path]]:
     """Return the twelve paths of each object, objects by name and views by number."""
-    found: dict[str, dict[int, Path]] = {}
+    objects: dict[str, dict[int, Path]] = {}
     for path in sorted(folder.iterdir()):
         if match := _VIEW.fullmatch(path.name):
-            found.setdefault(match["object"], {})[int(match["view"])] = path
-    for name, views in found.items():
+            objects.setdefault(match["object"], {})[int(match["view"])] = path
+    for name, views in objects.items():
         if sorted(views) != list(range(1, VIEWS + 1)):
             raise FedlibError(
                 f"{folder / name} has {len(views)} views, numbered "
                 f"{', '.join(map(str, sorted(views)))}; 1 to {VIEWS} were expected."
             )
-    return [[views[k] for k in sorted(views)] for _, views in sorted(found.items())]
+    return [[views[k] for k in sorted(views)] for _, views in sorted(objects.items())]
 
 
 def _grey(path: Path, size: int, digest: Any) -> np.ndarray:
@@ -384,12 +384,12 @@ def _grey(path: Path, size: int, digest: Any) -> np.ndarray:
     from PIL import Image
 
     try:
-        held = content(path)
-        with Image.open(BytesIO(held), formats=("PNG", "JPEG")) as image:
+        data = content(path)
+        with Image.open(BytesIO(data), formats=("PNG", "JPEG")) as image:
             grey = image.convert("L").resize((size, size), Image.Resampling.BOX)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise unreadable(path, "an image of a view", error) from error
-    digest.update("/".join(path.parts[-3:]).encode() + held)
+    digest.update("/".join(path.parts[-3:]).encode() + data)
     return np.asarray(grey)
 
 
@@ -397,7 +397,7 @@ def _grey(path: Path, size: int, digest: Any) -> np.ndarray:
 
 
 def _dataset(
-    found: Card,
+    known: Card,
     arrays: dict[str, np.ndarray],
     hashes: dict[str, str],
     classes: tuple[str, ...],
@@ -406,17 +406,17 @@ def _dataset(
 ) -> Dataset:
     """Return the data set with a card that says what was really read."""
     read = replace(
-        found,
+        known,
         shape=arrays["train"].shape[1:],
         train=len(arrays["train"]),
         test=len(arrays["test"]),
         classes=classes,
         normalisation=replace(
-            found.normalisation, mean=tuple(mean.tolist()), std=tuple(std.tolist())
+            known.normalisation, mean=tuple(mean.tolist()), std=tuple(std.tolist())
         ),
     )
     return Dataset(
-        name=found.name,
+        name=known.name,
         train_x=arrays["train"],
         train_y=arrays["train_y"],
         test_x=arrays["test"],

@@ -40,10 +40,10 @@ def load(name: str, normalise: bool = True, progress: bool = True) -> Dataset:
     FedlibError
         As in `get`; and for a set of columns, saying what reads it.
     """
-    found = card(name)
-    if found.format.startswith("columns-"):
-        raise FedlibError(f"'{name}' is a set of columns, read elsewhere. {found.traps[0]}")
-    data = (_load_folder if found.folder else _load_files)(found, normalise, progress)
+    known = card(name)
+    if known.format.startswith("columns-"):
+        raise FedlibError(f"'{name}' is a set of columns, read elsewhere. {known.traps[0]}")
+    data = (_load_folder if known.folder else _load_files)(known, normalise, progress)
     if data.fidelity != "canonical":
         warnings.warn(
             f"'{name}' is {data.fidelity}: not verified equal to the canonical release. "
@@ -53,23 +53,23 @@ def load(name: str, normalise: bool = True, progress: bool = True) -> Dataset:
     return data
 
 
-def _load_files(found: Card, normalise: bool, progress: bool) -> Dataset:
-    if found.embedded:
-        payloads = {file.role: _bundled(found, progress) for file in found.files}
+def _load_files(card: Card, normalise: bool, progress: bool) -> Dataset:
+    if card.embedded:
+        payloads = {file.role: _bundled(card, progress) for file in card.files}
     else:
-        payloads = {file.role: _obtain(found, file, progress)[1] for file in found.files}
+        payloads = {file.role: _obtain(card, file, progress)[1] for file in card.files}
     fidelity = next(
         (p.fidelity for p in payloads.values() if p.fidelity != "canonical"), "canonical"
     )
-    train_x, train_y, test_x, test_y = _PARSERS[found.format](found, payloads)
+    train_x, train_y, test_x, test_y = _PARSERS[card.format](card, payloads)
     return Dataset(
-        name=found.name,
-        train_x=_images(found, train_x, normalise),
+        name=card.name,
+        train_x=_images(card, train_x, normalise),
         train_y=train_y.astype(np.int64),
-        test_x=_images(found, test_x, normalise),
+        test_x=_images(card, test_x, normalise),
         test_y=test_y.astype(np.int64),
-        classes=found.classes,
-        card=found,
+        classes=card.classes,
+        card=card,
         hashes={key: value for p in payloads.values() for key, value in p.hashes.items()},
         fidelity=fidelity,
     )

@@ -80,8 +80,8 @@ def owners(data: Dataset) -> Owners:
     if isinstance(data, OwnedDataset):
         return data.owners
     kind = data.card.generator.get("kind")
-    if kind in MADE:
-        names, train, test, traits = MADE[kind](data.card)
+    if kind in OWNERS_OF_MADE:
+        names, train, test, traits = OWNERS_OF_MADE[kind](data.card)
         return Owners(names, train, test, traits)
     raise FedlibError(
         f"The rows of '{data.name}' belong to nobody. Deal them out with fedlib.datasets.partition."
@@ -89,7 +89,7 @@ def owners(data: Dataset) -> Owners:
 
 
 def only(
-    data: Dataset, chosen: Sequence[int | str], train: int | None = None, test: int | None = None
+    data: Dataset, selected: Sequence[int | str], train: int | None = None, test: int | None = None
 ) -> OwnedDataset:
     """Return the rows of some owners alone; they are numbered anew, in the order given.
 
@@ -97,7 +97,7 @@ def only(
     ----------
     data
         A set whose rows have owners.
-    chosen
+    selected
         Their numbers or names.
     train, test
         Rows that an owner keeps at most, spread evenly over those it has; None keeps all.
@@ -112,16 +112,16 @@ def only(
     FedlibError
         For nobody, an owner that there is not, and one who is named twice.
     """
-    own = owners(data)
-    who = [_number(own.names, one) for one in chosen]
+    current = owners(data)
+    who = [_number(current.names, one) for one in selected]
     if not who or len(set(who)) < len(who):
-        raise FedlibError(f"Owners are chosen once each, and one at least; got {list(chosen)}.")
+        raise FedlibError(f"Owners are chosen once each, and one at least; got {list(selected)}.")
     for name, most in (("train", train), ("test", test)):
         if most is not None:
             check_whole_number(name, most)
     rows = {
-        "train": [_spread(own.train_parts[n], train) for n in who],
-        "test": [_spread(own.test_parts[n], test) for n in who],
+        "train": [_spread(current.train_parts[n], train) for n in who],
+        "test": [_spread(current.test_parts[n], test) for n in who],
     }
     taken = {split: np.concatenate(parts) for split, parts in rows.items()}
     number = {split: np.repeat(np.arange(len(who)), list(map(len, parts)))
@@ -130,8 +130,8 @@ def only(
     for split in ("train", "test"):
         for part in ("x", "y"):
             kept[f"{split}_{part}"] = kept[f"{split}_{part}"][taken[split]]
-    traits = {name: values[who] for name, values in own.traits.items()}
-    named = tuple(own.names[n] for n in who)
+    traits = {name: values[who] for name, values in current.traits.items()}
+    named = tuple(current.names[n] for n in who)
     return OwnedDataset(**kept, owners=Owners(named, number["train"], number["test"], traits))
 
 
@@ -154,5 +154,5 @@ def _spread(rows: np.ndarray, most: int | None) -> np.ndarray:
     return rows[np.arange(most) * len(rows) // most]
 
 
-MADE: dict[str, Callable[[Any], tuple]] = {"writers": writer_owners}
+OWNERS_OF_MADE: dict[str, Callable[[Any], tuple]] = {"writers": writer_owners}
 """For a generator's kind, who tells the owners of its rows from the card."""

@@ -6,13 +6,18 @@ Every sample goes to exactly one client.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from numbers import Integral
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
 
-from fedlib.engine.checks import check_between, check_flag, check_positive, check_whole_number
+from fedlib.engine.checks import (
+    check_between,
+    check_flag,
+    check_positive,
+    check_whole_number,
+    checked_parts,
+)
 from fedlib.engine.rng import stream
 from fedlib.errors import FedlibError
 
@@ -23,11 +28,8 @@ def _checked(labels: np.ndarray, clients: int, seed: int) -> np.ndarray:
     check_labels(labels)
     labels = np.asarray(labels)
     check_whole_number("seed", seed, 0)
-    if (
-        not isinstance(clients, Integral)
-        or isinstance(clients, bool)
-        or not 1 <= clients <= len(labels)
-    ):
+    check_whole_number("clients", clients)
+    if clients > len(labels):
         raise FedlibError(
             f"{clients} clients for {len(labels)} samples. Use between 1 and {len(labels)}."
         )
@@ -46,19 +48,6 @@ def check_labels(labels: np.ndarray) -> None:
         raise FedlibError(f"labels are {[*labels.shape]}. Expected one a sample, [n].")
     if missing := int(pd.isna(labels).sum()):
         raise FedlibError(f"{missing} of the labels are missing (nan or None). Drop those samples.")
-
-
-def check_parts(parts: Sequence[np.ndarray], rows: int) -> None:
-    """Refuse what are no row numbers of each client."""
-    try:
-        held = [np.asarray(part) for part in parts]
-        fits = all(part.ndim == 1 and (not part.size or part.dtype.kind in "iu") for part in held)
-    except (TypeError, ValueError):
-        held, fits = [], False
-    if not held or not fits or isinstance(parts, Mapping):
-        raise FedlibError("A split is a list with row numbers for each client, [[0, 3], [1, 2]].")
-    if wrong := [row for part in held for row in part.tolist() if not 0 <= row < rows]:
-        raise FedlibError(f"Row numbers must lie in 0..{rows - 1}; got {wrong[0]}.")
 
 
 def _group(owner: np.ndarray, clients: int) -> Parts:
@@ -171,7 +160,7 @@ PARTITIONERS = {"iid": iid, "dirichlet": dirichlet, "shards": shards, "similarit
 def histogram(labels: np.ndarray, parts: Sequence[np.ndarray]) -> np.ndarray:
     """Count labels by client, ``[clients, classes]``."""
     check_labels(labels)
-    check_parts(parts, len(labels))
+    parts = checked_parts(parts, len(labels))
     classes, position = np.unique(labels, return_inverse=True)
     return np.stack([np.bincount(position[part], minlength=len(classes)) for part in parts])
 
@@ -187,14 +176,14 @@ def summary(labels: np.ndarray, parts: Sequence[np.ndarray]) -> pd.DataFrame:
         samples (0: the same, towards 1: nothing in common).
     """
     counts = histogram(labels, parts)
-    own = counts / counts.sum(1, keepdims=True)
+    shares = counts / counts.sum(1, keepdims=True)
     overall = counts.sum(0) / counts.sum()
     return pd.DataFrame(
         {
             "size": counts.sum(1),
             "majority": np.unique(labels)[counts.argmax(1)],
-            "share": own.max(1),
-            "distance": 0.5 * np.abs(own - overall).sum(1),
+            "share": shares.max(1),
+            "distance": 0.5 * np.abs(shares - overall).sum(1),
         }
     ).rename_axis("client")
 
@@ -225,33 +214,6 @@ def random_features(features: int, silos: int, seed: int = 0) -> Parts:
     check_whole_number("features", features)
     order = stream(seed, "feature partition").permutation(features)
     return [np.sort(block) for block in np.split(order, np.cumsum(_cut(features, silos))[:-1])]
-
-
-def check_features(blocks: Sequence[np.ndarray], features: int) -> None:
-    """Refuse feature blocks that overlap, leave columns out or name columns that are not there.
-
-    Raises
-    ------
-    FedlibError
-        Naming the columns.
-    """
-    check_whole_number("features", features)
-    try:
-        used = np.concatenate([np.asarray(block) for block in blocks])
-    except (TypeError, ValueError):
-        used = np.empty(0)
-    if used.ndim != 1 or used.dtype.kind not in "iu":
-        raise FedlibError("Feature blocks are a list of column numbers for each silo.")
-    count = np.bincount(used[(used >= 0) & (used < features)], minlength=features)
-    for wrong, what in (
-        (used[(used < 0) | (used >= features)], f"do not exist (there are {features})"),
-        (np.flatnonzero(count > 1), "belong to two silos"),
-        (np.flatnonzero(count == 0), "belong to no silo"),
-    ):
-        if len(wrong):
-            raise FedlibError(
-                f"Columns {wrong[:5].tolist()} {what}. Every column needs exactly one silo."
-            )
 
 
 def tiles(images: np.ndarray, rows: int, columns: int) -> list[np.ndarray]:
@@ -285,7 +247,7 @@ def views(images: np.ndarray) -> list[np.ndarray]:
     return [images[:, v : v + 1] for v in range(images.shape[1])]
 
 
-def check_clients(clients: Sequence[int]) -> None:
+def check_client_counts(clients: Sequence[int]) -> None:
     """Refuse what is no number of clients for each silo."""
     if not isinstance(clients, Sequence | np.ndarray) or not len(clients):
         raise FedlibError(f"clients are a number for each silo, in a list; got {clients!r}.")
@@ -320,7 +282,7 @@ def grid(samples: int, clients: Sequence[int], seed: int = 0, aligned: bool = Fa
         ``[silo][client]`` sorted row numbers; sizes differ by at most one.
     """
     check_whole_number("samples", samples)
-    check_clients(clients)
+    check_client_counts(clients)
     check_flag("aligned", aligned)
     split = []
     for j, count in enumerate(clients):

@@ -84,17 +84,17 @@ def from_frame(
     x = frame[features].to_numpy(dtype=np.float32, na_value=np.nan)
     y, classes = _targets(frame[label])
     owner, names = pd.factorize(np.asarray(frame[client]), sort=True)
-    held = _held_out(frame, test, owner, len(names), seed)
-    check_finite(x, features)
-    check_owners(names, owner[~held])
+    is_test = _held_out(frame, test, owner, len(names), seed)
+    check_finite_columns(x, features)
+    check_owners(names, owner[~is_test])
     mean = std = None
     check_flag("standardise", standardise)
     if standardise:
-        mean, std = x[~held].mean(0, dtype=np.float64), x[~held].std(0, dtype=np.float64)
+        mean, std = x[~is_test].mean(0, dtype=np.float64), x[~is_test].std(0, dtype=np.float64)
         x = ((x - mean) / np.where(std > 0, std, 1)).astype(np.float32)
-    parts = [np.flatnonzero(owner[~held] == n) for n in range(len(names))]
-    test_x, test_y = (x[held], y[held]) if held.any() else (None, None)
-    data = Table.build(x[~held], y[~held], parts, test_x, test_y, device=device)
+    parts = [np.flatnonzero(owner[~is_test] == n) for n in range(len(names))]
+    test_x, test_y = (x[is_test], y[is_test]) if is_test.any() else (None, None)
+    data = Table.build(x[~is_test], y[~is_test], parts, test_x, test_y, device=device)
     data.columns, data.clients, data.classes = features, list(names), classes
     data.mean, data.std = mean, std
     return data
@@ -109,7 +109,7 @@ def _targets(labels: pd.Series) -> tuple[np.ndarray, list]:
         return labels.to_numpy(dtype=np.int64), []
     if is_float_dtype(labels):
         y = labels.to_numpy(dtype=np.float32)
-        check_finite(y[:, None], [labels.name])
+        check_finite_columns(y[:, None], [labels.name])
         return y, []
     numbers, names = pd.factorize(np.asarray(labels), sort=True)
     return numbers, list(names)
@@ -119,21 +119,21 @@ def _held_out(
     frame: pd.DataFrame, test: float | str | None, owner: np.ndarray, clients: int, seed: int
 ) -> np.ndarray:
     """Tell for every row whether it belongs to the test split, ``[n]``."""
-    held = np.zeros(len(frame), dtype=bool)
+    is_test = np.zeros(len(frame), dtype=bool)
     if test is None:
-        return held
+        return is_test
     if isinstance(test, str):
         if not frame[test].isin([0, 1]).all():
             raise FedlibError(f"Test column '{test}' must hold true and false only.")
-        held = frame[test].to_numpy(dtype=bool)
+        is_test = frame[test].to_numpy(dtype=bool)
     else:
         for n in range(clients):
-            own = np.flatnonzero(owner == n)
-            count = min(int(test * len(own) + 0.5), len(own) - 1)
-            held[stream(seed, "held out", n).permutation(own)[:count]] = True
-    if not held.any():
+            rows = np.flatnonzero(owner == n)
+            count = min(int(test * len(rows) + 0.5), len(rows) - 1)
+            is_test[stream(seed, "held out", n).permutation(rows)[:count]] = True
+    if not is_test.any():
         raise FedlibError(f"test={test!r} holds no row out. Take a larger share, or test=None.")
-    return held
+    return is_test
 
 
 def check_columns(frame: pd.DataFrame, label: str, client: str, test: float | str | None) -> None:
@@ -170,7 +170,7 @@ def check_numbers(frame: pd.DataFrame, features: list[str]) -> None:
         )
 
 
-def check_finite(x: np.ndarray, columns: list[str]) -> None:
+def check_finite_columns(x: np.ndarray, columns: list[str]) -> None:
     """Refuse missing and infinite values, naming their columns."""
     wrong = [name for name, bad in zip(columns, ~np.isfinite(x).all(0), strict=True) if bad]
     if wrong:

@@ -152,16 +152,16 @@ def styles(
     deviation
         From 0, one hand a family, to 1, as without families.
     """
-    own = np.stack(
+    personal = np.stack(
         [stream(seed, "writer style", n).uniform(-1, 1, len(HAND)) for n in range(count)]
     )
     if not families:
-        return own, np.full(count, -1)
+        return personal, np.full(count, -1)
     centre = np.stack(
         [stream(seed, "writer family", k).uniform(-1, 1, len(HAND)) for k in range(families)]
     )
     family = np.arange(count) % families
-    return (1 - deviation) * centre[family] + deviation * own, family
+    return (1 - deviation) * centre[family] + deviation * personal, family
 
 
 def drawn(images: np.ndarray, style: np.ndarray) -> np.ndarray:

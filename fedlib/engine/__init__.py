@@ -16,22 +16,8 @@ if TYPE_CHECKING:
     from fedlib.engine.sweeps import column, sweep
     from fedlib.engine.tasks import Task
 
-__all__ = [
-    "Batch",
-    "Checkpoint",
-    "Evaluation",
-    "FederatedDataset",
-    "Groups",
-    "Model",
-    "Task",
-    "average",
-    "column",
-    "local_sgd",
-    "mix",
-    "simulate",
-    "stream",
-    "sweep",
-]
+__all__ = ["Batch", "Checkpoint", "Evaluation", "FederatedDataset", "Groups", "Model", "Task"]
+__all__ += ["average", "column", "local_sgd", "mix", "simulate", "stream", "sweep"]
 
 
 def __getattr__(name: str) -> object:

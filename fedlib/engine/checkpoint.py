@@ -17,10 +17,10 @@ from fedlib.engine.protocols import S, State
 from fedlib.errors import FedlibError
 from fedlib.files import check_regular, make_folder, publish
 
-LARGEST = 1 << 36  # bytes that a checkpoint may have
+LARGEST_CHECKPOINT = 1 << 36  # bytes that a checkpoint may have
 MARK = b"fedlib checkpoint, SHA-256 of what follows the line: "
 
-Rows = list[dict[str, Any]]
+TidyRows = list[dict[str, Any]]
 Diverged = dict[tuple[str, int], int]
 
 
@@ -56,51 +56,52 @@ class Checkpoint:
         return self.every > 0 and (done % self.every == 0 or done == rounds)
 
 
-def fields(state: State) -> dict[str, Any]:
+def state_fields(state: State) -> dict[str, Any]:
     """Return what a state consists of, by name."""
     return {f.name: getattr(state, f.name) for f in dataclasses.fields(state)}
 
 
 def save(
-    path: str | Path, state: State, rows: Rows, diverged: Diverged, label: str, algorithm: str
+    path: str | Path, state: State, rows: TidyRows, diverged: Diverged, label: str, algorithm: str
 ) -> None:
     """Write a checkpoint of plain values and tensors, with a hash of itself."""
-    held = io.BytesIO()
-    plain = {name: _plain(value, name) for name, value in fields(state).items()}
+    buffer = io.BytesIO()
+    plain = {name: _plain(value, name) for name, value in state_fields(state).items()}
     whole = {"label": label, "algorithm": algorithm, "state": plain}
-    torch.save(whole | {"rows": rows, "diverged": diverged}, held)
-    content = held.getvalue()
+    torch.save(whole | {"rows": rows, "diverged": diverged}, buffer)
+    content = buffer.getvalue()
     make_folder(Path(path).parent)
     publish(Path(path), MARK + hashlib.sha256(content).hexdigest().encode() + b"\n" + content)
 
 
-def restore(path: str | Path, state: S, label: str, algorithm: str) -> tuple[S, Rows, Diverged]:
+def restore(path: str | Path, state: S, label: str, algorithm: str) -> tuple[S, TidyRows, Diverged]:
     """Read a checkpoint of this label; nothing in it is ever run. The algorithm is shown only."""
     try:
-        check_regular(Path(path), LARGEST)
+        check_regular(Path(path), LARGEST_CHECKPOINT)
         first, _, content = Path(path).read_bytes().partition(b"\n")
         if first != MARK + hashlib.sha256(content).hexdigest().encode():
             raise ValueError("it is damaged, or no checkpoint")
-        held = torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
-        check_held(held)
+        saved = torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
+        check_saved(saved)
     except Exception as error:
         raise FedlibError(f"Checkpoint {path} cannot be read ({error}). Delete it.") from error
-    if held["label"] != label:
+    if saved["label"] != label:
         raise FedlibError(
             f"Checkpoint {path} belongs to another run.\n"
-            f"  found:    {held['label']}, {held.get('algorithm', '')}\n"
+            f"  found:    {saved['label']}, {saved.get('algorithm', '')}\n"
             f"  expected: {label}, {algorithm}\nDelete it or choose another file."
         )
-    if set(held["state"]) != set(fields(state)):
+    if set(saved["state"]) != set(state_fields(state)):
         raise FedlibError(f"Checkpoint {path} does not hold a whole state. Delete it.")
-    whole = {name: _whole(value, state.x.device) for name, value in held["state"].items()}
-    return dataclasses.replace(state, **whole), held["rows"], held["diverged"]
+    whole = {name: _whole(value, state.x.device) for name, value in saved["state"].items()}
+    return dataclasses.replace(state, **whole), saved["rows"], saved["diverged"]
 
 
-def check_held(held: Any) -> None:
+def check_saved(saved: Any) -> None:
     """Refuse what is no checkpoint, though its hash is right."""
     kinds = {"label": str, "state": dict, "rows": list, "diverged": dict}
-    if not isinstance(held, dict) or any(not isinstance(held.get(k), v) for k, v in kinds.items()):
+    whole = isinstance(saved, dict) and all(isinstance(saved.get(k), v) for k, v in kinds.items())
+    if not whole:
         raise ValueError(f"it holds no {', '.join(kinds)}")
 
 

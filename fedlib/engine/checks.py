@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any
 
@@ -61,16 +61,33 @@ def checked_seeds(seeds: Any) -> tuple[int, ...]:
             f"many: seeds=range({seeds})."
         )
     try:
-        found = tuple(seeds)
+        result = tuple(seeds)
     except TypeError:
-        found = ()
-    if not found:
+        result = ()
+    if not result:
         raise FedlibError(f"seeds are a list with at least one; got {seeds!r}.")
-    for seed in found:
+    for seed in result:
         check_whole_number("A seed", seed, 0)
         if seed >= 2**63:
             raise FedlibError(f"A seed is below 2**63; got {seed}.")
-    return found
+    return result
+
+
+def checked_parts(parts: Any, rows: int) -> list[np.ndarray]:
+    """Return a split as int64 arrays, having refused what are no row numbers of each client."""
+    try:
+        arrays = [np.asarray(part) for part in parts]
+    except (TypeError, ValueError):
+        arrays = []
+    if not arrays or isinstance(parts, Mapping) or any(part.ndim != 1 for part in arrays):
+        raise FedlibError(
+            "The split is a list with row numbers for each client, [[0, 3, ...], [1, 2, ...], ...]."
+        )
+    if wrong := [part.dtype for part in arrays if part.size and part.dtype.kind not in "iu"]:
+        raise FedlibError(f"Clients' rows are whole numbers; got an array of type {wrong[0]}.")
+    if wrong := [row for part in arrays for row in part[(part < 0) | (part >= rows)][:1]]:
+        raise FedlibError(f"Row numbers must lie in 0..{rows - 1}; got {wrong[0]}.")
+    return [part.astype(np.int64) for part in arrays]
 
 
 def check_rows(theta: Any, size: int, dtype: Any = None) -> None:

@@ -71,7 +71,7 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return WAYS[chosen[key]](x, weight, bias)
 
 
-def told() -> dict[str, str]:
+def choices() -> dict[str, str]:
     """Return what was chosen in words: for images and filters of some shapes, which way."""
     words = {}
     for (_, images, filters, dtype, *slopes), way in chosen.items():

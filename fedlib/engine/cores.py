@@ -29,6 +29,7 @@ def side_by_side(work: Callable[[Any], None], pieces: Sequence[Any]) -> None:
         finally:
             list(shared)  # after an error or Ctrl-C there is nothing left to take
 
+    # this thread takes pieces as well, so one helper fewer than there are cores
     with _one_core_each() as cores:
         helpers = min(cores, len(pieces)) - 1
         others = [_pool(cores, os.getpid()).submit(help_out) for _ in range(helpers)]
@@ -45,18 +46,18 @@ def each(work: Callable[[Any], Any], pieces: Sequence[Any], device: torch.device
 
     How the pieces are cut must not depend on the number of cores: then no result does.
     """
-    found: list[Any] = [None] * len(pieces)
+    results: list[Any] = [None] * len(pieces)
 
     @torch.no_grad()  # every thread has a switch of its own
     def keep(i: int) -> None:
-        found[i] = work(pieces[i])
+        results[i] = work(pieces[i])
 
     if device.type == "cpu":
         side_by_side(keep, range(len(pieces)))
     else:
         for i in range(len(pieces)):
             keep(i)
-    return found
+    return results
 
 
 @contextmanager

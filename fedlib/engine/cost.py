@@ -48,7 +48,7 @@ class Cost:
 
 def count(work: Callable[[], Any]) -> Cost:
     """Do some work and count what it costs."""
-    flops = FlopCounterMode(display=False, custom_mapping=OURS)
+    flops = FlopCounterMode(display=False, custom_mapping=COUNTED_HERE)
     with flops, _Traffic() as traffic:
         work()
     return Cost(flops.get_total_flops(), traffic.moved, traffic.made, traffic.launches)
@@ -65,7 +65,7 @@ def _backward(slope: Any, x: Any, weight: Any, *_: Any, output_mask: Any = None,
     return 2 * math.prod(slope) * math.prod(weight[1:]) * sum(due[:2])
 
 
-OURS = {torch.ops.aten.baddbmm_: _in_place, torch.ops.aten.convolution_backward: _backward}
+COUNTED_HERE = {torch.ops.aten.baddbmm_: _in_place, torch.ops.aten.convolution_backward: _backward}
 """Operations that PyTorch does not count, or counts too high."""
 
 
@@ -78,15 +78,15 @@ class _Traffic(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        gives = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
-        held = {leaf.untyped_storage()._cdata for leaf in given}
-        new = [leaf for leaf in gives if leaf.untyped_storage()._cdata not in held]
+        inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        outputs = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
+        storages = {leaf.untyped_storage()._cdata for leaf in inputs}
+        new = [leaf for leaf in outputs if leaf.untyped_storage()._cdata not in storages]
         if new or func._schema.is_mutable:
             self.launches += 1
             self.made += _bytes(new)
             picks = func._schema.name.split("::")[1] in PICKING
-            self.moved += _bytes(gives) + _bytes(gives if picks else given)
+            self.moved += _bytes(outputs) + _bytes(outputs if picks else inputs)
         return out
 
 
@@ -98,8 +98,8 @@ def room(device: torch.device) -> int:
     """Return how many bytes may still be used on a device; on a CPU, all memory there is."""
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
-        held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return int(free + held - SPARE * total)
+        reserved = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(free + reserved - SPARE * total)
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):  # Windows does not say

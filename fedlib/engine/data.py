@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlib.engine.checks import check_whole_number, checked_seeds
+from fedlib.engine.checks import check_whole_number, checked_parts, checked_seeds
 from fedlib.engine.draws import Array, upload
 from fedlib.engine.rng import GOLDEN, scrambled, stream
 from fedlib.errors import FedlibError
@@ -111,7 +111,7 @@ class Orders:
     """
 
     def __init__(self, most: int) -> None:
-        self.most, self.held = most, 0
+        self.most, self.bytes = most, 0
         self._kept: OrderedDict[tuple[int, ...], np.ndarray] = OrderedDict()
 
     def of(self, seed: int, client: int, number: int, size: int) -> np.ndarray:
@@ -120,10 +120,10 @@ class Orders:
         order = self._kept.pop(key, None)
         if order is None:
             order = stream(seed, "data", client, number).permutation(size)
-            self.held += order.nbytes + OVERHEAD
+            self.bytes += order.nbytes + OVERHEAD
         self._kept[key] = order
-        while self.held > self.most:
-            self.held -= self._kept.popitem(last=False)[1].nbytes + OVERHEAD
+        while self.bytes > self.most:
+            self.bytes -= self._kept.popitem(last=False)[1].nbytes + OVERHEAD
         return order
 
 
@@ -202,11 +202,11 @@ class FederatedDataset:
         if test_x is not None and (y is None) != (test_y is None):
             raise FedlibError("The test targets and y are both given, or both None: no target.")
         x, y = pair(x, y, device, "train", finite)
-        parts = _checked_parts(parts, len(x))
+        parts = _one_owner_each(parts, len(x))
         if augment and x.dim() != 4:
             raise FedlibError(f"augment is for images [n, C, H, W]; the features are {[*x.shape]}.")
         if test_parts is not None:
-            test_parts = _checked_parts(test_parts, 0 if test_x is None else len(test_x))
+            test_parts = _one_owner_each(test_parts, 0 if test_x is None else len(test_x))
             if len(test_parts) != len(parts):
                 raise FedlibError(
                     f"test_parts are for {len(test_parts)} clients, parts for {len(parts)}."
@@ -247,22 +247,22 @@ class FederatedDataset:
             As :meth:`build`, also where seeds have other numbers of clients, or clients hold test
             samples.
         """
-        held = copy.copy(self)
-        held.splits = {int(n): _checked_parts(parts, len(self.x)) for n, parts in splits.items()}
-        if not splits or any(len(parts) != self.N for parts in held.splits.values()):
+        data = copy.copy(self)
+        data.splits = {int(n): _one_owner_each(parts, len(self.x)) for n, parts in splits.items()}
+        if not splits or any(len(parts) != self.N for parts in data.splits.values()):
             raise FedlibError(
                 f"Splits for seeds need {self.N} clients each; got "
-                f"{ {n: len(parts) for n, parts in held.splits.items()} }."
+                f"{ {n: len(parts) for n, parts in data.splits.items()} }."
             )
         if self.test_parts is not None:
             raise FedlibError("Clients hold test samples, which would stay where they are.")
-        return held
+        return data
 
     def of(self, seed: int) -> Self:
         """Return the same data with the split of one seed, or the only one."""
-        held = copy.copy(self)
-        held.splits = {None: self._parts(seed)}
-        return held
+        data = copy.copy(self)
+        data.splits = {None: self._parts(seed)}
+        return data
 
     def _parts(self, seed: int | None) -> list[np.ndarray]:
         if None in self.splits:
@@ -313,9 +313,9 @@ class FederatedDataset:
             ``steps`` batches for ``R * S`` copies, and the new cursor.
         """
         part = None if q is None else np.asarray(q.cpu()) > 0
-        chosen = np.asarray(clients.cpu())
-        self.check_visits(seeds, chosen, cursor, steps, batch_size, part)
-        reading, cursor = self.read(seeds, chosen, cursor, steps, batch_size, part)
+        cohort = np.asarray(clients.cpu())
+        self.check_visits(seeds, cohort, cursor, steps, batch_size, part)
+        reading, cursor = self.read(seeds, cohort, cursor, steps, batch_size, part)
         return upload([reading], self.x.device)[0].batches(self.dtype), cursor
 
     def check_visits(
@@ -361,34 +361,34 @@ class FederatedDataset:
         visits = first + np.arange(steps)[:, None, None] * (0, 0, 1)  # [steps, copies, 3]
         jitter = np.array([_jitter(step) for step in visits]) if self.augment else None
         if batch_size is None:
-            rows, weight = _full([self._parts(n)[k] for n, k, _ in first.tolist()])
+            rows, weight = padded([self._parts(n)[k] for n, k, _ in first.tolist()])
             return Reading(rows, weight, jitter, visits, bool((weight == 0).any())), cursor
         each = [self._walk(n, k, start, steps, batch_size) for n, k, start in first.tolist()]
         return Reading(np.stack(each, 1), None, jitter, visits, False), cursor
 
     def _walk(self, seed: int, client: int, start: int, steps: int, batch_size: int) -> np.ndarray:
         """Return rows ``[steps, batch_size]`` of a client, ``start`` minibatches into its walk."""
-        own = self._parts(seed)[client]
-        if len(own) < batch_size:
+        rows = self._parts(seed)[client]
+        if len(rows) < batch_size:
             raise FedlibError(
-                f"Client {client} has {len(own)} samples, fewer than a minibatch of {batch_size}. "
+                f"Client {client} has {len(rows)} samples, fewer than a minibatch of {batch_size}. "
                 "Use a smaller batch_size, fewer clients, or batch_size=None for full batches."
             )
-        per_pass, samples = len(own) // batch_size, steps * batch_size
+        per_pass, samples = len(rows) // batch_size, steps * batch_size
         first, last = start // per_pass, (start + steps - 1) // per_pass
-        passes = [_orders.of(seed, client, i, len(own)) for i in range(first, last + 1)]
+        passes = [_orders.of(seed, client, i, len(rows)) for i in range(first, last + 1)]
         order = np.concatenate([one[: per_pass * batch_size] for one in passes])
         skip = (start - first * per_pass) * batch_size
-        return own[order[skip : skip + samples]].reshape(steps, batch_size)
+        return rows[order[skip : skip + samples]].reshape(steps, batch_size)
 
     def full_batch(self, clients: Tensor | Sequence[int] | None = None) -> Batch:
         """Return every sample of each given client (default: all), padded with weight zero."""
-        chosen = (
+        numbers = (
             np.arange(self.N) if clients is None else np.asarray(torch.as_tensor(clients).cpu())
         )
-        check_clients(chosen, self.N)
-        held = _full([self.parts[n] for n in chosen])
-        rows, weight = (torch.from_numpy(part).to(self.x.device) for part in held)
+        check_clients(numbers, self.N)
+        arrays = padded([self.parts[n] for n in numbers])
+        rows, weight = (torch.from_numpy(part).to(self.x.device) for part in arrays)
         return Batch(rows, weight.to(self.dtype))
 
     @property
@@ -400,48 +400,33 @@ class FederatedDataset:
         """Return the same data on a device."""
         moved = copy.copy(self)
         for name in ("x", "y", "test_x", "test_y"):
-            held = getattr(self, name)
-            setattr(moved, name, None if held is None else held.to(device))
+            tensor = getattr(self, name)
+            setattr(moved, name, None if tensor is None else tensor.to(device))
         return moved
 
 
-def check_clients(chosen: np.ndarray, N: int) -> None:
+def check_clients(clients: np.ndarray, N: int) -> None:
     """Refuse what are no numbers of clients."""
-    whole = chosen.ndim and chosen.size and chosen.dtype.kind in "iu"
-    if not whole or chosen.min() < 0 or chosen.max() >= N:
-        raise FedlibError(f"Clients are numbers from 0 to {N - 1}; got {chosen}.")
+    whole = clients.ndim and clients.size and clients.dtype.kind in "iu"
+    if not whole or clients.min() < 0 or clients.max() >= N:
+        raise FedlibError(f"Clients are numbers from 0 to {N - 1}; got {clients}.")
 
 
-def _full(parts: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+def padded(parts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """Return all rows of every client and their weights, both ``[copies, longest]``."""
     sizes = np.array([len(part) for part in parts])
-    held = np.arange(sizes.max()) < sizes[:, None]
-    rows = np.zeros(held.shape, dtype=np.int64)
-    rows[held] = np.concatenate(parts)
-    return rows, held / sizes[:, None]
+    filled = np.arange(sizes.max()) < sizes[:, None]
+    rows = np.zeros(filled.shape, dtype=np.int64)
+    rows[filled] = np.concatenate(parts)
+    return rows, filled / sizes[:, None]
 
 
-def _checked_parts(parts: Sequence[np.ndarray], rows: int) -> list[np.ndarray]:
-    try:
-        parts = [np.asarray(part) for part in parts]
-        one_each = bool(parts) and all(part.ndim == 1 for part in parts)
-    except (TypeError, ValueError):
-        one_each = False
-    if not one_each:
-        raise FedlibError(
-            "The split is a list with row numbers for each client, [[0, 3, ...], [1, 2, ...], ...]."
-        )
-    if wrong := [part.dtype for part in parts if len(part) and part.dtype.kind not in "iu"]:
-        raise FedlibError(f"Clients' rows are whole numbers; got an array of type {wrong[0]}.")
-    parts = [part.astype(np.int64) for part in parts]
-    empty = [n for n, part in enumerate(parts) if len(part) == 0]
-    if empty:
+def _one_owner_each(parts: Sequence[np.ndarray], rows: int) -> list[np.ndarray]:
+    """Return a split, having refused clients without a sample and samples of two clients."""
+    parts = checked_parts(parts, rows)
+    if empty := [n for n, part in enumerate(parts) if not len(part)]:
         raise FedlibError(f"Clients {empty[:5]} have no samples. Use fewer clients.")
     used = np.concatenate(parts)
-    if used.min() < 0 or used.max() >= rows:
-        raise FedlibError(
-            f"Row numbers must lie in 0..{rows - 1}; got {used.min()} to {used.max()}."
-        )
     if len(np.unique(used)) != len(used):
         raise FedlibError("A sample belongs to two clients. Each row may be given once.")
     return parts
@@ -513,10 +498,10 @@ def _numbers(values: Any, device: Any, what: str) -> Tensor:
         if np.ma.is_masked(values):
             raise TypeError("masked")
         by_place = values.to_numpy(copy=True) if hasattr(values, "to_numpy") else values
-        found = torch.as_tensor(by_place, device=device)
-        if found.is_complex() or not found.dim():
+        tensor = torch.as_tensor(by_place, device=device)
+        if tensor.is_complex() or not tensor.dim():
             raise TypeError("complex, or a single number")
-        return found
+        return tensor
     except (TypeError, ValueError, RuntimeError) as error:
         kind = f"{type(values).__name__} {getattr(values, 'dtype', '')}".strip()
         raise FedlibError(

@@ -31,8 +31,8 @@ Array = TypeVar("Array", np.ndarray, Tensor)
 ON_HOST: dict[str, Any] = {"on_host": True}
 """``field(metadata=ON_HOST)``: what a draw says for the host alone, and no device gets."""
 
-ROUNDS = 64  # at most in a block
-BYTES = 2**25  # a block ends when it holds as much
+BLOCK_ROUNDS = 64  # at most in a block
+BLOCK_BYTES = 2**25  # a block ends when it holds as much
 
 
 def upload(draws: Sequence[Any], device: torch.device | str) -> list[Any]:
@@ -114,10 +114,10 @@ def _block(draws: Iterator[Any]) -> Iterator[Any]:
         size += array.nbytes
         return array
 
-    for drawn in itertools.islice(draws, ROUNDS):
+    for drawn in itertools.islice(draws, BLOCK_ROUNDS):
         yield drawn
         _changed(drawn, weigh)
-        if size > BYTES:
+        if size > BLOCK_BYTES:
             return
 
 

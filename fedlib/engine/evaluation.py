@@ -62,10 +62,10 @@ class Evaluation:
         values = {}
         for split in self.named:
             few = self.limit if split == "train" else None
-            found = [task.evaluate(state.x[rows], split, few) for rows in together]
+            results = [task.evaluate(state.x[rows], split, few) for rows in together]
             order = torch.tensor(sum(together, [])).argsort()
-            for metric in found[0]:
-                values[split, metric] = torch.cat([part[metric] for part in found])[order]
+            for metric in results[0]:
+                values[split, metric] = torch.cat([part[metric] for part in results])[order]
         return values
 
     @property

@@ -107,12 +107,12 @@ def local_sgd(
 
     def work(rows: slice) -> None:
         piece, rate = theta[rows].clone(), lr[rows] if isinstance(lr, Tensor) else lr
-        own = [_rows(batch, rows) for batch in batches]
+        parts = [_rows(batch, rows) for batch in batches]
         if step is None:
-            descend(task, piece, own, rate)
+            descend(task, piece, parts, rate)
         else:
-            held = {name: value[rows] for name, value in extras.items()}
-            piece = _follow(step, held, task, piece, own, rate)
+            extra = {name: value[rows] for name, value in extras.items()}
+            piece = _follow(step, extra, task, piece, parts, rate)
         out[rows] = piece
 
     if backend == "threads":
@@ -143,19 +143,22 @@ def _recorded(
     who = ("visits",) if task.model.drops else ()  # nothing else asks whose a batch is
     names = ("rows", "weight", "jitter", *who)
     parts = [{name: getattr(b, name) for name in names} for b in batches]
-    found = (theta, lr, *(t for part in parts for t in part.values()))
-    tensors = {id(t): t for t in found if isinstance(t, Tensor)}
+    # a recording reads fixed tensors: all that the steps read is listed once, and ``plan`` says
+    # which of the list is which part of which batch; batches that share a tensor share its place
+    values = (theta, lr, *(t for part in parts for t in part.values()))
+    tensors = {id(t): t for t in values if isinstance(t, Tensor)}
     where = {key: i for i, key in enumerate(tensors)}
     plan = [{n: where[id(t)] for n, t in part.items() if t is not None} for part in parts]
     padded = [b.padded for b in batches]
 
     def work(*inputs: Tensor) -> Tensor:
-        held = [{name: inputs[i] for name, i in part.items()} for part in plan]
+        fields = [{name: inputs[i] for name, i in part.items()} for part in plan]
         piece, rate = inputs[0].clone(), inputs[1] if isinstance(lr, Tensor) else lr
-        own = [Batch(**p, padded=full) for p, full in zip(held, padded, strict=True)]
-        descend(task, piece, own, rate)
+        current = [Batch(**p, padded=full) for p, full in zip(fields, padded, strict=True)]
+        descend(task, piece, current, rate)
         return piece
 
+    # the rest is written into the launches, numbers too: another value is another recording
     coarse = torch.backends.cuda.matmul.allow_tf32
     fixed = (task.model, task.data.x, task.data.y, task.loss_name, task.l2, coarse)
     key = (*fixed, None if isinstance(lr, Tensor) else lr, repr(plan), repr(padded))
@@ -182,8 +185,8 @@ def _descend(task: Task, theta: Tensor, batches: list[Batch], rate: float | Tens
                 view.sub_(gradient, alpha=rate)
             elif not stretches:  # a device's numbers are not read on the host
                 view.sub_(gradient * rate.view(-1, *[1] * (view.dim() - 1)))
-            for rows, own in stretches:
-                view[rows].sub_(gradient[rows], alpha=own)
+            for rows, alpha in stretches:
+                view[rows].sub_(gradient[rows], alpha=alpha)
 
 
 def _stretches(rate: Tensor) -> list[tuple[slice, float]]:

@@ -23,7 +23,7 @@ def _logistic(out: Tensor, y: Tensor) -> Tensor:
     return -F.logsigmoid((2 * y.to(out.dtype) - 1) * out.squeeze(-1))
 
 
-MANY = 10  # classes; with more of them the five likeliest are looked at, too
+TOP5_ABOVE = 10  # classes; with more of them the five likeliest are looked at, too
 LOSSES = {
     "cross_entropy": _cross_entropy,
     "half_square": _half_square,
@@ -56,7 +56,7 @@ def tally(loss_name: str, out: Tensor, y: Tensor, weight: Tensor | None = None) 
     if loss_name != "half_square":
         guess = (out.squeeze(-1) > 0).long() if loss_name == "logistic" else out.argmax(-1)
         counts.append(guess == y)
-        if out.shape[-1] > MANY:
+        if out.shape[-1] > TOP5_ABOVE:
             counts.append((out.topk(5).indices == y.unsqueeze(-1)).any(-1))
         if loss_name == "logistic":
             counts += [guess * y, guess, y]
@@ -73,13 +73,13 @@ def values(sums: Tensor, samples: float | Tensor) -> dict[str, Tensor]:
         ``"loss"``; for classes ``"accuracy"``; for more than ten ``"top5"``; for two classes with
         one output ``"f1"``, which is 0 when nothing is of class 1 and nothing is taken for it.
     """
-    found = dict(zip(("loss", "accuracy"), sums[:2] / samples, strict=False))
+    metrics = dict(zip(("loss", "accuracy"), sums[:2] / samples, strict=False))
     if len(sums) == 3:
-        found["top5"] = sums[2] / samples
+        metrics["top5"] = sums[2] / samples
     if len(sums) > 3:
         hits, taken, there = sums[2:]
-        found["f1"] = torch.where(taken + there > 0, 2 * hits / (taken + there), 0.0)
-    return found
+        metrics["f1"] = torch.where(taken + there > 0, 2 * hits / (taken + there), 0.0)
+    return metrics
 
 
 def auroc(out: Tensor, y: Tensor) -> Tensor:

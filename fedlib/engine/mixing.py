@@ -113,9 +113,9 @@ def check_groups(groups: Groups) -> None:
 
 def check_weights(theta: Tensor, W: Tensor) -> None:
     """Refuse weights that are none, by shape and type: no number of theirs is read."""
-    for name, held in (("theta", theta), ("W", W)):
-        if not isinstance(held, Tensor):
-            raise FedlibError(f"{name} is a {type(held).__name__}. Expected a tensor.")
+    for name, value in (("theta", theta), ("W", W)):
+        if not isinstance(value, Tensor):
+            raise FedlibError(f"{name} is a {type(value).__name__}. Expected a tensor.")
     axes = (2, 3) if W.is_floating_point() else (1, 2)
     if W.dim() not in axes or W.dtype == torch.bool or not theta.is_floating_point():
         raise FedlibError(

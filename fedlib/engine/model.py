@@ -99,23 +99,23 @@ class Model:
             raise FedlibError(f"The module cannot be copied: {error}") from error
         if not any(p.is_meta for p in module.parameters()):
             self.module.cpu()
-        held = _held(self.module)
+        tensors = _tensors(self.module)
         trained = {name for name, p in self.module.named_parameters() if p.requires_grad}
         counted = {n for n, _ in self.module.named_buffers() if n.endswith("num_batches_tracked")}
         moving = {n for n, b in self.module.named_buffers() if b.is_floating_point()}
-        self.shapes = {name: t.shape for name, t in held.items() if name in trained}
-        self.buffers = {name: t.shape for name, t in held.items() if name in moving}
+        self.shapes = {name: t.shape for name, t in tensors.items() if name in trained}
+        self.buffers = {name: t.shape for name, t in tensors.items() if name in moving}
         self.trained = sum(shape.numel() for shape in self.shapes.values())
         self.size = self.trained + sum(shape.numel() for shape in self.buffers.values())
         self.normalises = any(_uses_batch(layer) for layer in self.module.modules())
         self.drops = any(type(layer) in DROPOUT and layer.p for layer in self.module.modules())
-        self._constants = {n: t for n, t in held.items() if n not in trained | moving | counted}
+        self._constants = {n: t for n, t in tensors.items() if n not in trained | moving | counted}
         if forward is not None and (self.buffers or self._constants or self.drops):
             raise FedlibError(
                 "A forward pass of your own gets trained parameters only. Leave it out for a "
                 "module with buffers, frozen parameters or dropout."
             )
-        self._dtype = next(t.dtype for name, t in held.items() if name in trained)
+        self._dtype = next(t.dtype for name, t in tensors.items() if name in trained)
         self.fits: dict[Hashable, int] = {}  # by device and shapes: copies in a step
         self._maps: dict[str, bool] = {}  # by kind of device: can vmap map it?
         self._placed: dict[tuple[torch.device, torch.dtype], dict[str, Tensor]] = {}
@@ -133,22 +133,22 @@ class Model:
             if len(shape) > 1:
                 fan_in = shape[1:].numel()
             parts.append(np.asarray(self._initialise(name, shape, fan_in, rng)).ravel())
-        held = _held(self.module)
-        parts += [held[name].double().numpy().ravel() for name in self.buffers]
+        tensors = _tensors(self.module)
+        parts += [tensors[name].double().numpy().ravel() for name in self.buffers]
         row = torch.from_numpy(np.concatenate(parts))
         return row.expand(copies, -1).clone()
 
     def to_row(self, module: nn.Module) -> Tensor:
         """Return the values of a module of the same kind as a row, float64 ``[1, P]``."""
-        held = _held(module)
+        tensors = _tensors(module)
         for name, shape in (self.shapes | self.buffers).items():
-            if name not in held or held[name].shape != shape:
-                there = list(held[name].shape) if name in held else "not there"
+            if name not in tensors or tensors[name].shape != shape:
+                there = list(tensors[name].shape) if name in tensors else "not there"
                 raise FedlibError(
                     f"'{name}' is {there}; this model's is {list(shape)}. A row holds a module of "
                     "the same kind."
                 )
-        parts = [held[name].detach().flatten() for name in (*self.shapes, *self.buffers)]
+        parts = [tensors[name].detach().flatten() for name in (*self.shapes, *self.buffers)]
         return torch.cat([part.to("cpu", torch.float64) for part in parts]).unsqueeze(0)
 
     def to_module(self, row: Tensor) -> nn.Module:
@@ -163,10 +163,10 @@ class Model:
         empty = any(p.is_meta for p in self.module.parameters())
         module = self._drawn(stream(0, "init")) if empty else copy.deepcopy(self.module)
         module.to(row.device, row.dtype)
-        held = _held(module)
+        tensors = _tensors(module)
         with torch.no_grad():
             for name, view in self.views(row.reshape(1, -1)).items():
-                held[name].copy_(view[0])
+                tensors[name].copy_(view[0])
         return module
 
     def digest(self) -> str:
@@ -438,22 +438,22 @@ def check_module(module: nn.Module, has_rule: bool) -> None:
     if not any(p.requires_grad for p in module.parameters()):
         raise FedlibError("The module has no parameter that is trained (requires_grad).")
     for name, layer in module.named_modules():
-        told = f"Layer '{name}' ({type(layer).__name__})"
+        label = f"Layer '{name}' ({type(layer).__name__})"
         sides = (layer.parameters(recurse=False), layer.buffers(recurse=False))
         blank = [[t for t in side if t.is_meta] for side in sides]
         frozen = any(not p.requires_grad for p in blank[0])
         if frozen or (blank[1] if has_rule else any(blank) and not _rule(layer)):
             raise FedlibError(
-                f"{told} was built on the meta device, and nothing gives it values. Build the "
+                f"{label} was built on the meta device, and nothing gives it values. Build the "
                 "module on the CPU."
             )
         if getattr(layer, "sparse", False):
-            raise FedlibError(f"{told} has sparse gradients. Use sparse=False.")
+            raise FedlibError(f"{label} has sparse gradients. Use sparse=False.")
         if getattr(layer, "max_norm", None) is not None:
-            raise FedlibError(f"{told} rescales its weights when it reads them. Drop max_norm.")
+            raise FedlibError(f"{label} rescales its weights when it reads them. Drop max_norm.")
         if isinstance(layer, _NormBase) and layer.track_running_stats and layer.momentum is None:
             raise FedlibError(
-                f"{told} averages over all batches so far, and a row holds no count of them. "
+                f"{label} averages over all batches so far, and a row holds no count of them. "
                 "Give it a momentum."
             )
 
@@ -462,13 +462,13 @@ def check_pass(model: Model, theta: Tensor, x: Tensor) -> None:
     """Refuse a module whose training pass draws at random, or changes what all copies share."""
     views = {name: view[0].clone() for name, view in model.views(theta.cpu()).items()}
     shared = {name: t.clone() for name, t in model._shared(theta.cpu()).items()}
-    own = model._own
-    own.body.train()
-    own.key, own.calls = torch.tensor(0), 0
+    working = model._own
+    working.body.train()
+    working.key, working.calls = torch.tensor(0), 0
     values = {**shared, **views}
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         before = torch.get_rng_state()
-        out = functional_call(own.body, values, (x,))
+        out = functional_call(working.body, values, (x,))
         drawn = not torch.equal(before, torch.get_rng_state())
     if not isinstance(out, Tensor):
         raise FedlibError(f"The module returns a {type(out).__name__}; expected one tensor [B, K].")
@@ -486,13 +486,13 @@ def check_pass(model: Model, theta: Tensor, x: Tensor) -> None:
             )
 
 
-def _held(module: nn.Module) -> dict[str, Tensor]:
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
     return dict(itertools.chain(module.named_parameters(), module.named_buffers()))
 
 
 def _rule(layer: nn.Module) -> Callable[[], None] | None:
-    found = getattr(layer, "reset_parameters", None)
-    return found or getattr(layer, "_reset_parameters", None)
+    rule = getattr(layer, "reset_parameters", None)
+    return rule or getattr(layer, "_reset_parameters", None)
 
 
 def _uses_batch(layer: nn.Module) -> bool:

@@ -87,14 +87,16 @@ def mlp(*widths: int) -> Model:
 
 
 class _TwoConv(nn.Module):
-    """Two convolutions with max pooling, then a dense head: the shape of both papers' CNNs."""
+    """Two convolutions with max pooling, then dense layers: the shape of both papers' CNNs."""
 
-    def __init__(self, channels: tuple[int, int, int], side: int, hidden: tuple[int, ...]) -> None:
+    def __init__(
+        self, shape: tuple[int, int, int], channels: tuple[int, int], dense: tuple[int, ...]
+    ) -> None:
         super().__init__()
-        a, b, c = channels
+        (a, height, width), (b, c) = shape, channels
         self.conv1 = nn.Conv2d(a, b, 5, padding=2, device="meta")
         self.conv2 = nn.Conv2d(b, c, 5, padding=2, device="meta")
-        widths = (c * (side // 4) ** 2, *hidden)
+        widths = (c * (height // 4) * (width // 4), *dense)
         self.fc = nn.ModuleList(
             nn.Linear(i, o, device="meta") for i, o in zip(widths[:-1], widths[1:], strict=True)
         )
@@ -136,9 +138,8 @@ def _two_conv_alone(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor) -
     return F.relu(F.max_pool2d(h, 2)).flatten(1)
 
 
-def _cnn(channels: tuple[int, int, int], side: int, hidden: tuple[int, ...]) -> Model:
-    module = _TwoConv(channels, side, hidden)
-    last = len(hidden) - 1
+def _cnn(shape: tuple[int, int, int], channels: tuple[int, int], dense: tuple[int, ...]) -> Model:
+    module, last = _TwoConv(shape, channels, dense), len(dense) - 1
 
     def forward(views: dict[str, Tensor], x: Tensor) -> Tensor:
         h = _two_conv(views, x)
@@ -151,25 +152,12 @@ def _cnn(channels: tuple[int, int, int], side: int, hidden: tuple[int, ...]) -> 
 
 def fashion_cnn() -> Model:
     """The participation paper's CNN for 1×28×28 images, 228,586 parameters (appendix D)."""
-    return _cnn((1, 32, 32), 28, (128, 10))
+    return _cnn((1, 28, 28), (32, 32), (128, 10))
 
 
 def cifar_cnn() -> Model:
     """The participation paper's CNN for 3×32×32 images, 2,218,314 parameters (appendix D)."""
-    return _cnn((3, 32, 64), 32, (512, 128, 10))
-
-
-class _SmallCNN(nn.Module):
-    def __init__(self, shape: tuple[int, int, int], outputs: int) -> None:
-        super().__init__()
-        channels, height, width = shape
-        self.conv1 = nn.Conv2d(channels, 8, 5, padding=2, device="meta")
-        self.conv2 = nn.Conv2d(8, 16, 5, padding=2, device="meta")
-        self.head = nn.Linear(16 * (height // 4) * (width // 4), outputs, device="meta")
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = F.max_pool2d(F.relu(self.conv1(x)), 2)
-        return self.head(F.max_pool2d(F.relu(self.conv2(h)), 2).flatten(1))
+    return _cnn((3, 32, 32), (32, 64), (512, 128, 10))
 
 
 def small_cnn(shape: tuple[int, int, int], outputs: int) -> Model:
@@ -182,14 +170,19 @@ def small_cnn(shape: tuple[int, int, int], outputs: int) -> Model:
     outputs
         Embedding width or number of classes.
     """
-    check_images(shape, outputs)
-    for side in shape[1:]:
-        check_whole_number("Height or width", side, 4)
+    check_images(shape, outputs, 4)
+    return _cnn(shape, (8, 16), (outputs,))
 
-    def forward(views: dict[str, Tensor], x: Tensor) -> Tensor:
-        return _dense(views, "head", _two_conv(views, x))
 
-    return Model(_SmallCNN(shape, outputs), forward, kaiming_init(last="head"))
+def _norm(kind: str, groups: int) -> Callable[[int], nn.Module]:
+    """Return what makes the norm of so many channels."""
+    kinds = {
+        "group": lambda c: nn.GroupNorm(groups, c, device="meta"),
+        "batch": lambda c: nn.BatchNorm2d(c, track_running_stats=False, device="meta"),
+    }
+    if kind not in kinds:
+        raise unknown("norm", kind, kinds)
+    return kinds[kind]
 
 
 def normed_cnn(shape: tuple[int, int, int], outputs: int, norm: str = "group") -> Model:
@@ -207,21 +200,14 @@ def normed_cnn(shape: tuple[int, int, int], outputs: int, norm: str = "group") -
         ``"group"``: four groups of channels. ``"batch"``: the statistics of the current batch, when
         trained and when evaluated; an incomplete batch must not be padded.
     """
-    kinds = {
-        "group": lambda c: nn.GroupNorm(4, c, device="meta"),
-        "batch": lambda c: nn.BatchNorm2d(c, track_running_stats=False, device="meta"),
-    }
-    if norm not in kinds:
-        raise unknown("norm", norm, kinds)
-    check_images(shape, outputs)
-    for side in shape[1:]:
-        check_whole_number("Height or width", side, 2)
+    normed = _norm(norm, 4)
+    check_images(shape, outputs, 2)
     channels, height, width = shape
     left = 16 * (height // 2) * (width // 2)
     layers = [
-        *(nn.Conv2d(channels, 8, 3, padding=1, device="meta"), kinds[norm](8), nn.ReLU()),
+        *(nn.Conv2d(channels, 8, 3, padding=1, device="meta"), normed(8), nn.ReLU()),
         nn.MaxPool2d(2),
-        *(nn.Conv2d(8, 16, 3, padding=1, device="meta"), kinds[norm](16), nn.ReLU()),
+        *(nn.Conv2d(8, 16, 3, padding=1, device="meta"), normed(16), nn.ReLU()),
         *(nn.Flatten(), nn.Linear(left, outputs, device="meta")),
     ]
 
@@ -473,12 +459,7 @@ def resnet18(shape: tuple[int, int, int], outputs: int, norm: str = "group") -> 
         assumes. ``"batch"``: BatchNorm by the statistics of the current batch, as in the
         official code during training; an incomplete batch must not be padded.
     """
-    kinds = {
-        "group": lambda c: nn.GroupNorm(32, c, device="meta"),
-        "batch": lambda c: nn.BatchNorm2d(c, track_running_stats=False, device="meta"),
-    }
-    if norm not in kinds:
-        raise unknown("norm", norm, kinds)
+    normed = _norm(norm, 32)
     check_images(shape, outputs, 9)
 
     def initialise(name, shape, fan_in, rng):
@@ -486,7 +467,7 @@ def resnet18(shape: tuple[int, int, int], outputs: int, norm: str = "group") -> 
             return np.full(tuple(shape), float(name.endswith("weight")))
         return uniform_init(name, shape, fan_in, rng)
 
-    return Model(_ResNet18(shape, outputs, kinds[norm]), None, initialise)
+    return Model(_ResNet18(shape, outputs, normed), None, initialise)
 
 
 def linear(features: int) -> Model:

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 Work = Callable[..., Tensor]
-BEFORE = 2  # plain calls, in which libraries settle, before a third one is recorded
-MOST = 16  # recordings that a task keeps; each holds memory
+PLAIN_CALLS = 2  # plain calls, in which libraries settle, before a third one is recorded
+MOST_RECORDINGS = 16  # recordings that a task keeps; each holds memory
 BROKEN: list[str] = []  # why recording has failed here; then no further one is tried
 
 
@@ -90,12 +90,12 @@ def replayed(kept: dict[Hashable, Any], key: Hashable, work: Work, inputs: Seque
         See :class:`Recording`.
     """
     key = (key, tuple((tensor.shape, tensor.dtype) for tensor in inputs))
-    found = kept.setdefault(key, 0)
-    if isinstance(found, Recording):
-        return found(*inputs)
-    if found < BEFORE:
+    entry = kept.setdefault(key, 0)
+    if isinstance(entry, Recording):
+        return entry(*inputs)
+    if entry < PLAIN_CALLS:
         kept[key] += 1
-    elif len(kept) <= MOST and not BROKEN:
+    elif len(kept) <= MOST_RECORDINGS and not BROKEN:
         try:
             kept[key] = Recording(work, inputs)
             return kept[key](*inputs)

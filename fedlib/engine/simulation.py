@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from tqdm.auto import tqdm
 
-from fedlib.engine.checkpoint import Checkpoint, Diverged, Rows, fields, restore, save
+from fedlib.engine.checkpoint import Checkpoint, Diverged, TidyRows, restore, save, state_fields
 from fedlib.engine.checks import check_whole_number, checked_seeds
 from fedlib.engine.draws import ahead
 from fedlib.engine.evaluation import Evaluation, Measures
@@ -115,13 +115,13 @@ def simulate(
     seeds, look, keep = checked_seeds(seeds), evaluation or Evaluation(), checkpoint or Checkpoint()
     state = algorithm.init(task, seeds) if state is None else state
     runs, first, label = _named(name, state.seeds), state.t, ""
-    rows: Rows = []
+    rows: TidyRows = []
     diverged: Diverged = {}
     if keep.path is not None:
         label = (
             f"{name!r}: {type(algorithm).__name__} {digest(algorithm)[:16]} from {first} for "
             f"{rounds} rounds, seeds {state.seeds}, models {tuple(state.x.shape)}, evaluated "
-            f"{look}, task {_digest(task)}, start {digest(list(fields(state).values()))[:16]}"
+            f"{look}, task {_digest(task)}, start {digest(list(state_fields(state).values()))[:16]}"
         )
         if Path(keep.path).exists():
             state, rows, diverged = restore(keep.path, state, label, repr(algorithm))
@@ -129,8 +129,8 @@ def simulate(
     def measure(state: S) -> None:
         _record(rows, diverged, look.of(state, task, [run for run, _ in runs]), state, runs)
 
-    told = name if isinstance(name, str) else f"{len(runs)} runs"
-    with tqdm(total=rounds, initial=state.t - first, desc=told, disable=not progress) as bar:
+    title = name if isinstance(name, str) else f"{len(runs)} runs"
+    with tqdm(total=rounds, initial=state.t - first, desc=title, disable=not progress) as bar:
         if not rows:
             measure(state)
         luck = ahead(algorithm, state, task, first + rounds - state.t)
@@ -146,7 +146,7 @@ def simulate(
                 save(keep.path, state, rows, diverged, label, repr(algorithm))
             bar.update()
             if over:
-                raise OutOfTime(f"{told}: stopped in time after {done:,} of {rounds:,} rounds.")
+                raise OutOfTime(f"{title}: stopped in time after {done:,} of {rounds:,} rounds.")
     return History(pd.DataFrame(rows), state, diverged)
 
 
@@ -163,7 +163,7 @@ def _named(name: str | Sequence[str], seeds: Sequence[int]) -> list[tuple[str, i
 
 
 def _record(
-    rows: Rows, diverged: Diverged, values: Measures, state: State, runs: list[tuple[str, int]]
+    rows: TidyRows, diverged: Diverged, values: Measures, state: State, runs: list[tuple[str, int]]
 ) -> None:
     """Append one row a run and metric; a value that is not finite marks the run as diverged."""
     clocks = np.broadcast_to(getattr(state, "clock", state.t), len(runs)).tolist()

@@ -78,8 +78,8 @@ class Task:
     def digest(self) -> str:
         """Return a SHA-256 of data, splits, model and loss."""
         d = self.data
-        held = (d.x, d.y, d.test_x, d.test_y, [*d.splits.items()], d.test_parts, d.augment)
-        return digest(*held, self.model.digest(), self.loss_name, self.l2)
+        contents = (d.x, d.y, d.test_x, d.test_y, [*d.splits.items()], d.test_parts, d.augment)
+        return digest(*contents, self.model.digest(), self.loss_name, self.l2)
 
     def init(self, seeds: Sequence[int]) -> Tensor:
         """Return one freshly initialised model a seed, ``[R, P]``."""
@@ -136,13 +136,13 @@ class Task:
         clients
             Which clients; default all.
         """
-        chosen = range(self.N) if clients is None else clients
-        if not len(chosen):
+        selected = range(self.N) if clients is None else clients
+        if not len(selected):
             raise FedlibError("No client was chosen. Leave clients out for all.")
         theta = theta.unsqueeze(0) if theta.dim() == 1 else theta
         if len(theta) != 1:
             raise FedlibError(f"theta is {[*theta.shape]}. Expected one model, [1, {self.size}].")
-        return torch.cat([self.grad(theta, self.data.full_batch([n])) for n in chosen])
+        return torch.cat([self.grad(theta, self.data.full_batch([n])) for n in selected])
 
     @torch.no_grad()
     def evaluate(
@@ -201,10 +201,10 @@ class Task:
             return tally(self.loss_name, self.model.apply(theta, xs), ys, part[2])
 
         sums = sum(each(measure, list(zip(*parts, strict=True)), x.device))
-        found = values(sums.cpu(), weight.sum())
+        metrics = values(sums.cpu(), weight.sum())
         trained = theta[:, : self.model.trained]
-        found["loss"] = found["loss"] + 0.5 * self.l2 * trained.double().square().sum(1).cpu()
-        return found
+        metrics["loss"] = metrics["loss"] + 0.5 * self.l2 * trained.double().square().sum(1).cpu()
+        return metrics
 
     def _weight(self, split: str, average: str, samples: int) -> Tensor:
         """Return how much each sample of a split counts, ``[samples]``."""

@@ -26,7 +26,7 @@ import fedlib
 from fedlib import datasets, files
 from fedlib.engine import convolution
 from fedlib.errors import FedlibError
-from fedlib.lab import bench
+from fedlib.lab import bench, locks
 from fedlib.lab.evidence import catalogue, experiments, queue
 from fedlib.lab.trials import SHAPES, TRIALS, Trial, compare, ways_apart
 
@@ -90,7 +90,7 @@ def run(
     visit = Visit(Path(out), experiments.choose_device(device), profile, tf32, until, tell)
     files.make_folder(visit.home)
     experiments.set_precision(tf32)
-    with files.only_one(visit.home / ".gpu.lock", "fedlib gpu"):
+    with locks.only_one(visit.home / ".gpu.lock", "fedlib gpu"):
         visit.found = found = _resumed(visit.home / "gpu.json", visit.place, tf32)
         if not {"agree", "steps"} & found.keys() and list(visit.home.glob("gpu.*.json")):
             tell("What other code, device or precision found is kept beside, under its date.")
@@ -122,7 +122,7 @@ class Visit:
     def keep(self, part: str, rows: Any) -> None:
         """Write down what a part has found so far."""
         self.found[part] = rows
-        self.found["convolutions"] = self.found.get("convolutions", {}) | convolution.told()
+        self.found["convolutions"] = self.found.get("convolutions", {}) | convolution.choices()
         files.publish(self.home / "gpu.json", (json.dumps(self.found, indent=1) + "\n").encode())
         files.publish(self.home / "gpu.txt", summary(self.found).encode())
 

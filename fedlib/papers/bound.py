@@ -30,8 +30,8 @@ def check_constants(above: bool = False, **constants: Any) -> None:
     """Refuse squares, rates, counts and the like below zero, or at it where they are ``above``."""
     for name, value in constants.items():
         try:
-            found = as_array(value)
-            fits = not isinstance(value, str) and (found > 0 if above else found >= 0).all()
+            array = as_array(value)
+            fits = not isinstance(value, str) and (array > 0 if above else array >= 0).all()
         except FedlibError:
             fits = False
         if not fits:

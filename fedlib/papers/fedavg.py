@@ -14,12 +14,7 @@ from typing import Any, ClassVar, Generic, Protocol
 import numpy as np
 from torch import Tensor
 
-from fedlib.engine.checks import (
-    check_models,
-    check_positive,
-    check_whole_number,
-    checked_seeds,
-)
+from fedlib.engine.checks import check_models, check_positive, check_whole_number, checked_seeds
 from fedlib.engine.cost import check_room
 from fedlib.engine.data import Reading
 from fedlib.engine.draws import ON_HOST, Array, draw_one
@@ -197,12 +192,19 @@ def start(
         raise FedlibError(
             f"Participation is for {algorithm.participation.N} clients, the data for {task.N}."
         )
-    seeds = checked_seeds(seeds)
-    fresh = task.init(seeds if x is None else seeds[:1])
-    if x is not None:
-        check_models(x, len(seeds), task.size)
-    x = fresh if x is None else x.to(fresh)
+    x, seeds = first_models(task, seeds, x)
     return x, seeds, np.zeros((len(seeds), task.N), dtype=np.int64)
+
+
+def first_models(
+    task: Any, seeds: Sequence[int], x: Tensor | None
+) -> tuple[Tensor, tuple[int, ...]]:
+    """Return the models ``[R, P]`` from which runs start, ``x`` or fresh ones, and their seeds."""
+    seeds = checked_seeds(seeds)
+    if x is None:
+        return task.init(seeds), seeds
+    check_models(x, len(seeds), task.size)
+    return x.to(task.init(seeds[:1])), seeds
 
 
 def check_settings(

@@ -151,15 +151,15 @@ class Recorded(_Law):
     values: Sequence[float]
 
     def __post_init__(self) -> None:
-        held = self.values.tolist() if hasattr(self.values, "tolist") else self.values
-        if isinstance(held, str) or not isinstance(held, Sequence) or not len(held):
+        measured = self.values.tolist() if hasattr(self.values, "tolist") else self.values
+        if isinstance(measured, str) or not isinstance(measured, Sequence) or not len(measured):
             raise FedlibError(
                 f"Recorded takes the durations that were measured, a list such as [1.2, 0.9, "
                 f"3.4]; got {self.values!r}."
             )
-        for value in held:
+        for value in measured:
             _check_duration("value", value)
-        object.__setattr__(self, "values", tuple(float(value) for value in held))
+        object.__setattr__(self, "values", tuple(float(value) for value in measured))
 
     @property
     def expected(self) -> float:
@@ -188,7 +188,7 @@ def _check_duration(what: str, value: float) -> None:
         raise FedlibError(f"A delay's {what} is a time of at least 0, and finite; got {value!r}.")
 
 
-def each(law: Law | Sequence[Law], count: int, what: str = "silo") -> list[Law]:
+def laws_of(law: Law | Sequence[Law], count: int, what: str = "silo") -> list[Law]:
     """Return one law a participant: a single law serves all, a sequence must fit.
 
     Raises

@@ -68,9 +68,9 @@ class Participation:
         width = max(len(clients) for clients, _ in draws)
         clients = np.empty((len(draws), width), dtype=np.int64)
         q = np.zeros((len(draws), width))
-        for r, (chosen, weight) in enumerate(draws):
-            clients[r, : len(chosen)], q[r, : len(chosen)] = chosen, weight
-            clients[r, len(chosen) :] = chosen[0]
+        for r, (drawn, weight) in enumerate(draws):
+            clients[r, : len(drawn)], q[r, : len(drawn)] = drawn, weight
+            clients[r, len(drawn) :] = drawn[0]
         return clients, q
 
     def weights(self, seed: int, start: int, stop: int) -> np.ndarray:
@@ -261,16 +261,16 @@ class PeriodicSampler(_Windows, _Sequential):
         """Take the next ``S`` available clients off the permutation."""
         group = self.available(seed, t)
         low, high = group[0], group[-1]
-        chosen: list[int] = []
-        while len(chosen) < self.S:
+        drawn: list[int] = []
+        while len(drawn) < self.S:
             if not state["order"]:
                 rng = stream(seed, "participation", state["number"])
                 state["order"] = rng.permutation(self.N).tolist()
                 state["number"] += 1
             n = state["order"].pop()
             if low <= n <= high:
-                chosen.append(n)
-        return equal(np.array(chosen))
+                drawn.append(n)
+        return equal(np.array(drawn))
 
 
 @dataclass(frozen=True)
@@ -310,14 +310,14 @@ class Markov(_Sequential):
     def step(self, state: dict[str, Any], seed: int, t: int) -> Draw:
         """Let those that are on take part, then move every chain."""
         rng = stream(seed, "participation", t)
-        chosen = np.flatnonzero(state["on"])
-        if len(chosen) == 0:
-            chosen = np.arange(self.N)
-        if self.cap is not None and len(chosen) > self.cap:
-            chosen = rng.choice(chosen, self.cap, replace=False)
+        drawn = np.flatnonzero(state["on"])
+        if len(drawn) == 0:
+            drawn = np.arange(self.N)
+        if self.cap is not None and len(drawn) > self.cap:
+            drawn = rng.choice(drawn, self.cap, replace=False)
         flip = rng.random(self.N)
         state["on"] = np.where(state["on"], flip >= self.off, flip < self.on)
-        return equal(chosen)
+        return equal(drawn)
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from tqdm.auto import tqdm
 
 from fedlib import files
 from fedlib.errors import FedlibError
+from fedlib.lab import locks
 from fedlib.lab.batch import grid as grids
 from fedlib.lab.batch import store, work
 from fedlib.lab.batch.units import Unit, plan
@@ -93,7 +94,7 @@ def run(
     todo = plan(jobs, workers, shard)
     lock = folder / f".{shard.replace('/', '-of-')}.lock"
     with contextlib.ExitStack() as stack:
-        stack.enter_context(files.only_one(lock, f"A batch, shard {shard},"))
+        stack.enter_context(locks.only_one(lock, f"A batch, shard {shard},"))
         store.keep(folder, jobs)
         if ray:
             gpu = any(job.on_gpu for job in jobs)

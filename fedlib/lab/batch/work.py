@@ -14,6 +14,7 @@ from typing import Any
 
 from fedlib import files
 from fedlib.errors import FedlibError
+from fedlib.lab import locks
 from fedlib.lab.batch.grid import BatchJob
 from fedlib.lab.batch.units import Unit, together
 from fedlib.lab.evidence import ages, experiments, freshness, measures, records
@@ -57,7 +58,7 @@ def carry_out(unit: Unit, folder: Path) -> dict[str, str]:
         else:
             _run_experiment(unit, folder)
         told = ""
-    except files.UnderWay:
+    except locks.UnderWay:
         raise
     except Exception as error:
         if isinstance(error, OSError) and error.errno in FULL:

@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fedlib import datasets
-from fedlib.engine import pilot
 from fedlib.engine.cores import steady
 from fedlib.errors import FedlibError
-from fedlib.lab.evidence import records, tuning
+from fedlib.lab.evidence import pilot, records, tuning
 from fedlib.lab.evidence.freshness import plain
 from fedlib.lab.job import Job, study
 

@@ -23,6 +23,7 @@ from fedlib.engine import convolution
 from fedlib.engine.checks import checked_seeds
 from fedlib.engine.cores import steady
 from fedlib.errors import FedlibError, unknown
+from fedlib.lab import locks
 from fedlib.lab.evidence import ages, catalogue, duration, freshness, records, tuning
 from fedlib.lab.evidence.catalogue import profiles, settings
 from fedlib.lab.evidence.records import Record
@@ -128,7 +129,7 @@ def run(
     used = tuning.apply(s, tuned["chosen"]) if tuned else s
     job = Job(used, chosen, place, folder, progress, until=until)
     lock = home / f".{experiment}.{profile}.lock"
-    with files.folder_for(home), files.only_one(lock, f"{paper} {experiment}, profile {profile},"):
+    with locks.folder_for(home), locks.only_one(lock, f"{paper} {experiment}, profile {profile},"):
         if announce is not None:
             announce(duration.Plan(paper, experiment, profile, s, job, out, before))
         began, busy = time.perf_counter(), time.process_time()
@@ -354,7 +355,7 @@ def provenance(device: str) -> dict[str, Any]:
         "torch": torch.__version__,
         "numpy": numpy.__version__,
     }
-    gpu = {"tf32": torch.backends.cuda.matmul.allow_tf32, "convolutions": convolution.told()}
+    gpu = {"tf32": torch.backends.cuda.matmul.allow_tf32, "convolutions": convolution.choices()}
     return {
         **(gpu if device == "cuda" else {}),
         "device": _device_name(device),

@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NotRequired
 
-from fedlib import files, paths
+from fedlib import paths
 from fedlib.engine.simulation import OutOfTime
 from fedlib.errors import FedlibError
+from fedlib.lab import locks
 from fedlib.lab.evidence import ages, catalogue, experiments, records
 from fedlib.schema import Page, PositiveFloat, PositiveInt, read_toml
 
@@ -218,7 +219,7 @@ def make(
                     if time.monotonic() > until:
                         return
                     tell(f"{name}: {row['under way']} begins or goes on")
-                    with contextlib.suppress(files.UnderWay):
+                    with contextlib.suppress(locks.UnderWay):
                         made = experiments.run(
                             *asked, seeds=[*seeds], device=device, out=home / part, tf32=tf32,
                             progress=progress, until=until, replace=True,
@@ -231,7 +232,7 @@ def make(
                 yield row
             if len(row["done"]) == row["seeds"]:
                 sources = [home / part for part in split]
-                with files.only_one(home / ".joining.lock", "fedlib records"):
+                with locks.only_one(home / ".joining.lock", "fedlib records"):
                     tell(f"Wrote {join(*asked, sources, out)}")
                     row["joined"] = True
                     for source in [] if stay else sources:

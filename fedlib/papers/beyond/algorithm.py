@@ -84,10 +84,10 @@ class AmplifiedHierarchicalSGD(HierarchicalSGD):
             As for :class:`HierarchicalSGD`.
         """
         drawn = drawn or draw_one(self, state, task)
-        after, told = super().round(state, task, drawn)
+        after, report = super().round(state, task, drawn)
         x, u, t0 = after.x, state.u + (after.x - state.x), state.t0
         if after.t - t0 == self.interval:
             going = drawn.going.view(len(x), -1).any(1, keepdim=True)
             x = x + column(np.subtract(self.amplify, 1), x) * u * going
             u, t0 = torch.zeros_like(u), after.t
-        return replace(after, x=x, u=u, t0=t0), told
+        return replace(after, x=x, u=u, t0=t0), report

@@ -11,14 +11,14 @@ single row, however many clients it has.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 from torch import Tensor
 
-from fedlib.engine.checks import check_models, check_whole_number, checked_seeds
+from fedlib.engine.checks import check_whole_number
 from fedlib.engine.data import Reading
 from fedlib.engine.draws import ON_HOST, Array, draw_one
 from fedlib.engine.local import local_sgd
@@ -26,9 +26,9 @@ from fedlib.engine.mixing import average
 from fedlib.engine.sweeps import column
 from fedlib.engine.tasks import Task
 from fedlib.errors import FedlibError, unknown
-from fedlib.papers.fedavg import check_settings
-from fedlib.papers.hierarchy.clock import Timeline, check_clock, timeline
-from fedlib.population.delays import Law, each
+from fedlib.papers.fedavg import check_settings, first_models
+from fedlib.papers.hierarchy.clock import check_clock, timeline
+from fedlib.population.delays import Law, laws_of
 
 MERGES = ("normalised", "plain", "nova")
 
@@ -153,13 +153,15 @@ class HierarchicalSGD:
     grow: float | tuple[float, ...] = 0.0
 
     per_run: ClassVar[tuple[str, ...]] = ("lr", "sync", "grow")
+    line: ClassVar[Callable[..., Any]] = staticmethod(timeline)  # what the clock decides in a run
+    noted: ClassVar[str] = "idle"  # what of it is told of a round, beside the counts
 
     def __post_init__(self) -> None:
         check_settings(self, counts=())
-        check_groups(self.groups)
+        check_group_sizes(self.groups)
         if not np.size(self.sync) or not np.size(self.grow):
             raise FedlibError("sync and grow are a number each, or one for each run; got none.")
-        laws = each(self.local, len(self.groups), "group")
+        laws = laws_of(self.local, len(self.groups), "group")
         for sync, grow in itertools.product(*map(np.atleast_1d, (self.sync, self.grow))):
             check_clock(sync, self.time, laws, self.server, grow)
         if self.merge not in MERGES:
@@ -167,28 +169,20 @@ class HierarchicalSGD:
 
     def init(self, task: Task, seeds: Sequence[int], x: Tensor | None = None) -> State:
         """Return the state at time 0, from fresh models or from given ``x[R, P]``."""
-        check_fits(task, self.groups)
-        seeds = checked_seeds(seeds)
-        fresh = task.init(seeds if x is None else seeds[:1])
-        if x is not None:
-            check_models(x, len(seeds), task.size)
-        x = fresh if x is None else x.to(fresh)
+        check_joinable(task, self.groups)
+        x, seeds = first_models(task, seeds, x)
         y = x.unsqueeze(1).repeat(1, len(self.groups), 1)
         cursor = np.zeros((len(seeds), task.N), dtype=np.int64)
         return State(x, y, seeds, cursor, np.zeros(len(seeds)))
 
-    def timelines(self, seeds: Sequence[int]) -> list[Timeline]:
+    def timelines(self, seeds: Sequence[int]) -> list[Any]:
         """Return what the clock decides, for each run."""
-        laws = each(self.local, len(self.groups), "group")
-        return [
-            timeline(seed, S, self.time, laws, self.server, grow)
-            for seed, S, grow in self.times(seeds)
-        ]
-
-    def times(self, seeds: Sequence[int]) -> list[tuple[int, float, float]]:
-        """Return the seed, the sync time and its growth of each run."""
+        laws = laws_of(self.local, len(self.groups), "group")
         both = (np.broadcast_to(v, len(seeds)).tolist() for v in (self.sync, self.grow))
-        return list(zip(seeds, *both, strict=True))
+        return [
+            self.line(seed, S, self.time, laws, self.server, grow)
+            for seed, S, grow in zip(seeds, *both, strict=True)
+        ]
 
     def rounds(self, seeds: Sequence[int]) -> int:
         """Return how many rounds the longest run has."""
@@ -198,15 +192,17 @@ class HierarchicalSGD:
         """Draw the next rounds on the host: when groups stop, and which samples they read."""
         lines, cursor = self.timelines(state.seeds), state.cursor
         for t in itertools.count(state.t):
-            counts, idle, clock = self.at(lines, t, "idle")
+            counts, noted, clock = self.at(lines, t)
             stretches = read(task, self.groups, state.seeds, counts, cursor, self.batch_size)
             cursor = cursor + np.repeat(counts, self.groups, 1)
-            q = weights(self.merge, self.groups, counts)
-            yield Drawn(stretches, counts.ravel() > 0, q, counts, idle, clock, cursor)
+            q = self.weights(counts, noted)
+            yield Drawn(stretches, counts.ravel() > 0, q, counts, noted, clock, cursor)
 
-    def at(
-        self, lines: Sequence[Any], t: int, noted: str
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def weights(self, counts: np.ndarray, noted: np.ndarray) -> np.ndarray:
+        """Return what each group's movement counts in the merge, ``[R, G]``."""
+        return weights(self.merge, self.groups, counts)
+
+    def at(self, lines: Sequence[Any], t: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return counts, what else is noted of a round, and the clock; a run that is over rests."""
         rest = np.zeros(len(self.groups), dtype=int)
         on = [t < len(line.end) for line in lines]
@@ -217,7 +213,7 @@ class HierarchicalSGD:
                     for line, more in zip(lines, on, strict=True)
                 ]
             )
-            for part in ("counts", noted)
+            for part in ("counts", self.noted)
         )
         return counts, other, np.array([line.end[min(t, len(line.end) - 1)] for line in lines])
 
@@ -250,8 +246,8 @@ def descend(algorithm: HierarchicalSGD, task: Task, start: Tensor, drawn: Drawn[
     y, G = start.clone(), len(algorithm.groups)
     rate = column(algorithm.lr, start[::G], G)
     for stretch in drawn.stretches:
-        own, batches = stretch.rows, stretch.reading.batches(task.data.dtype)
-        y[own] = local_sgd(task, y[own], batches, rate if isinstance(rate, float) else rate[own])
+        rows, batches = stretch.rows, stretch.reading.batches(task.data.dtype)
+        y[rows] = local_sgd(task, y[rows], batches, rate if isinstance(rate, float) else rate[rows])
     return y
 
 
@@ -297,22 +293,22 @@ def read(
         return []
     everyone = np.broadcast_to(np.arange(N), (R, N))
     reading, _ = task.data.read(seeds, everyone, cursor, longest, batch_size)
-    rows, weight = join(reading, groups, R)
+    rows, weight = join_batches(reading, groups, R)
     visits = reading.visits.reshape(longest, R, N, 3)[:, :, np.cumsum([0, *groups[:-1]])]
     visits, last = visits.reshape(longest, -1, 3), 0
     stretches: list[Stretch[np.ndarray]] = []
     for stop in np.unique(counts[counts > 0]):
-        own = np.flatnonzero(counts >= stop)
-        some = np.s_[last:stop, own]
-        part = rows[own] if rows.ndim == 2 else rows[some]
-        of_rows = None if weight is None else weight[own]
+        going = np.flatnonzero(counts >= stop)
+        some = np.s_[last:stop, going]
+        part = rows[going] if rows.ndim == 2 else rows[some]
+        of_rows = None if weight is None else weight[going]
         full = bool(of_rows is None or (of_rows > 0).all())
-        stretches.append(Stretch(own, Reading(part, of_rows, None, visits[some], not full)))
+        stretches.append(Stretch(going, Reading(part, of_rows, None, visits[some], not full)))
         last = int(stop)
     return stretches
 
 
-def join(
+def join_batches(
     reading: Reading[np.ndarray], groups: Sequence[int], runs: int
 ) -> tuple[np.ndarray, np.ndarray | None]:
     """Join the minibatches of each group's clients into one.
@@ -338,20 +334,20 @@ def join(
     rows, B = reading.rows, reading.rows.shape[-1]
     lead, N, G = rows.shape[:-2], sum(groups), len(groups)
     flat = rows.reshape(*lead, runs, N, B)
-    own = np.full(flat.shape[-2:], 1 / B) if reading.weight is None else reading.weight
-    own = np.broadcast_to(own.reshape(-1, N, B), (runs, N, B))
+    share = np.full(flat.shape[-2:], 1 / B) if reading.weight is None else reading.weight
+    share = np.broadcast_to(share.reshape(-1, N, B), (runs, N, B))
     joined = np.zeros((*lead, runs, G, max(groups) * B), dtype=rows.dtype)
     weight, first = np.zeros((runs, G, max(groups) * B)), 0
     for i, size in enumerate(groups):
         some = np.s_[..., first : first + size, :]
         joined[..., i, : size * B] = flat[some].reshape(*lead, runs, -1)
-        weight[:, i, : size * B] = own[some].reshape(runs, -1) / size
+        weight[:, i, : size * B] = share[some].reshape(runs, -1) / size
         first += size
     plain = reading.weight is None and len(set(groups)) == 1
     return joined.reshape(*lead, runs * G, -1), None if plain else weight.reshape(runs * G, -1)
 
 
-def check_groups(groups: Any) -> None:
+def check_group_sizes(groups: Any) -> None:
     """Refuse what is no list of group sizes."""
     if not isinstance(groups, Sequence) or isinstance(groups, str) or not groups:
         raise FedlibError(f"groups holds the number of clients of each group; got {groups!r}.")
@@ -359,7 +355,7 @@ def check_groups(groups: Any) -> None:
         check_whole_number(f"The number of clients of group {i}", size)
 
 
-def check_fits(task: Task, groups: Sequence[int]) -> None:
+def check_joinable(task: Task, groups: Sequence[int]) -> None:
     """Refuse groups that do not fit the clients, and what cannot be computed on joined batches."""
     if sum(groups) != task.N:
         raise FedlibError(

@@ -14,11 +14,10 @@ equal fixed delays the iterates are therefore those of :class:`HierarchicalSGD`.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from torch import Tensor
@@ -28,9 +27,9 @@ from fedlib.engine.mixing import average
 from fedlib.engine.tasks import Task
 from fedlib.errors import FedlibError
 from fedlib.papers.hierarchy import algorithm
-from fedlib.papers.hierarchy.algorithm import Drawn, HierarchicalSGD, descend, read, weights
+from fedlib.papers.hierarchy.algorithm import Drawn, HierarchicalSGD, descend
 from fedlib.papers.hierarchy.clock import REACHED, Walk, check_clock
-from fedlib.population.delays import EventQueue, Law, each
+from fedlib.population.delays import EventQueue, Law
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,11 +38,11 @@ class State(algorithm.State):
 
     Attributes
     ----------
-    held
+    origin
         The models from which the groups now iterate, ``[R, G, P]``.
     """
 
-    held: Tensor
+    origin: Tensor
 
 
 @dataclass(frozen=True)
@@ -100,16 +99,16 @@ def arrivals(
 
     for i in range(G):
         begin(i)
-    found, merged, seen = [], 0, np.zeros(G, dtype=int)
+    instants, merged, seen = [], 0, np.zeros(G, dtype=int)
     while queue.now < REACHED * time:
         now, ready = queue.pop_all()
         arrived = np.isin(np.arange(G), ready)
-        found.append((np.where(arrived, counts, 0), np.where(arrived, merged - seen, 0), now))
+        instants.append((np.where(arrived, counts, 0), np.where(arrived, merged - seen, 0), now))
         merged += len(ready)
         seen[arrived] = merged
         for i in sorted(ready):
             begin(i)
-    return Arrivals(*(np.array(part) for part in zip(*found, strict=True)))
+    return Arrivals(*(np.array(part) for part in zip(*instants, strict=True)))
 
 
 @dataclass(frozen=True)
@@ -127,6 +126,9 @@ class AsyncHierarchicalSGD(HierarchicalSGD):
 
     decay: float = 0.0
 
+    line: ClassVar = staticmethod(arrivals)
+    noted: ClassVar = "staleness"
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.merge == "nova":
@@ -140,29 +142,11 @@ class AsyncHierarchicalSGD(HierarchicalSGD):
     def init(self, task: Task, seeds: Sequence[int], x: Tensor | None = None) -> State:
         """Return the state at time 0: all groups begin from ``x[R, P]``."""
         state = super().init(task, seeds, x)
-        return State(**vars(state), held=state.y.clone())
+        return State(**vars(state), origin=state.y.clone())
 
-    def timelines(  # type: ignore[override]  # the clock and the state of its own kind
-        self, seeds: Sequence[int]
-    ) -> list[Arrivals]:
-        """Return the merges of each run."""
-        laws = each(self.local, len(self.groups), "group")
-        return [
-            arrivals(seed, S, self.time, laws, self.server, grow)
-            for seed, S, grow in self.times(seeds)
-        ]
-
-    def draws(  # type: ignore[override]
-        self, state: State, task: Task
-    ) -> Iterator[Drawn[np.ndarray]]:
-        """Draw the next merges on the host: who arrives, and which samples they have read."""
-        lines, cursor = self.timelines(state.seeds), state.cursor
-        for t in itertools.count(state.t):
-            counts, stale, clock = self.at(lines, t, "staleness")
-            stretches = read(task, self.groups, state.seeds, counts, cursor, self.batch_size)
-            cursor = cursor + np.repeat(counts, self.groups, 1)
-            q = weights(self.merge, self.groups, counts) * (1.0 + stale) ** -self.decay
-            yield Drawn(stretches, counts.ravel() > 0, q, counts, stale, clock, cursor)
+    def weights(self, counts: np.ndarray, noted: np.ndarray) -> np.ndarray:
+        """Return what each movement counts: the less, the more merges it has missed."""
+        return super().weights(counts, noted) * (1.0 + noted) ** -self.decay
 
     def round(  # type: ignore[override]
         self, state: State, task: Task, drawn: Drawn[Tensor] | None = None
@@ -177,12 +161,12 @@ class AsyncHierarchicalSGD(HierarchicalSGD):
             ``"counts"`` and ``"staleness"`` of the groups that were merged, ``[R, G]``.
         """
         drawn = drawn or draw_one(self, state, task)
-        start, going = state.held.flatten(0, 1), drawn.going.unsqueeze(1)
+        start, going = state.origin.flatten(0, 1), drawn.going.unsqueeze(1)
         y = descend(self, task, start, drawn).where(going, state.y.flatten(0, 1))
         x = state.x + average(y - start, drawn.q)
-        held = x.repeat_interleave(len(self.groups), 0).where(going, start)
+        origin = x.repeat_interleave(len(self.groups), 0).where(going, start)
         after = replace(
-            state, x=x, y=y.view_as(state.y), held=held.view_as(state.held), cursor=drawn.cursor,
-            clock=drawn.clock, t=state.t + 1,
+            state, x=x, y=y.view_as(state.y), origin=origin.view_as(state.origin),
+            cursor=drawn.cursor, clock=drawn.clock, t=state.t + 1,
         )  # fmt: skip
         return after, {"counts": drawn.counts, "staleness": drawn.noted}

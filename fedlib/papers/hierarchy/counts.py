@@ -50,12 +50,12 @@ def laws(delays: Sequence[float], sizes: Sequence[int]) -> tuple[list[Law], Law]
             f"The delay model has eight numbers, each finite and at least 0; got {list(delays)}."
         )
     d, b, e, f, d_g, b_g, e_g, f_g = map(float, delays)
-    n = check_sizes(sizes)
+    n = checked_sizes(sizes)
     groups: list[Law] = [ShiftedExponential(d * k + b, e * k + f) for k in n]
     return groups, ShiftedExponential(d_g * len(n) + b_g, e_g * len(n) + f_g)
 
 
-def check_sizes(sizes: Sequence[int]) -> np.ndarray:
+def checked_sizes(sizes: Sequence[int]) -> np.ndarray:
     """Return the numbers of clients as an array ``[G]``, or say what is wrong with them."""
     n = as_array(sizes)
     if n.ndim != 1 or not len(n) or not ((n >= 1) & np.isfinite(n)).all():

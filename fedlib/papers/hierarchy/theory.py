@@ -24,7 +24,7 @@ from fedlib.papers.bound import Bound, as_array, check_constants
 from fedlib.papers.hierarchy.counts import (
     Averages,
     averages,
-    check_sizes,
+    checked_sizes,
     expected_averages,
 )
 from fedlib.population.delays import Law
@@ -32,7 +32,7 @@ from fedlib.population.delays import Law
 
 def shares(sizes: Sequence[int]) -> np.ndarray:
     """Return ``w_i = |N_i| / N``, each group's share of the clients, ``[G]``."""
-    n = check_sizes(sizes)
+    n = checked_sizes(sizes)
     return n / n.sum()
 
 
@@ -52,7 +52,7 @@ def _step(lr: float, L: float) -> None:
 def _averages(counts: Any, sizes: Sequence[int]) -> Averages:
     """Return the averages of counts; those that are averages already stay."""
     known = counts if isinstance(counts, Averages) else averages(counts)
-    if len(known.inverse) != len(check_sizes(sizes)):
+    if len(known.inverse) != len(checked_sizes(sizes)):
         raise FedlibError(
             f"The counts know {len(known.inverse)} groups and the sizes {len(sizes)}; the columns "
             "of the counts are the groups."
@@ -249,7 +249,7 @@ def theorem_2_sharper(
     known, w, h = _averages(counts, sizes), shares(sizes), lr * L
     a, b = (h / (1 - h), 1.0) if h <= 1 / 2 else (2 * h, 1 + h)
     pull = w * np.sqrt(as_array(G2))
-    variance = float(sigma2 / check_sizes(sizes).sum() * (w @ known.inverse))
+    variance = float(sigma2 / checked_sizes(sizes).sum() * (w @ known.inverse))
     return Bound(
         {
             "start": 2 * gap / (lr * known.rounds),
@@ -377,13 +377,13 @@ def gradient_constants(
     batches
         Draws with one row of samples for every client, used at every model.
     """
-    found = {"G2": 0.0, "sigma2": 0.0}
+    largest = {"G2": 0.0, "sigma2": 0.0}
     for theta in models:
         noise = gradient_noise(task, theta, batches)
         moment = as_array((task.client_gradients(theta) ** 2).sum(1)) + noise
-        found["G2"] = max(found["G2"], float(moment.max()))
-        found["sigma2"] = max(found["sigma2"], float(noise.max()))
-    return found
+        largest["G2"] = max(largest["G2"], float(moment.max()))
+        largest["sigma2"] = max(largest["sigma2"], float(noise.max()))
+    return largest
 
 
 def client_smoothness(
@@ -410,7 +410,7 @@ class OfGroups:
     """
 
     def __init__(self, task: Any, sizes: Sequence[int]) -> None:
-        self.task, self.sizes = task, [int(n) for n in check_sizes(sizes)]
+        self.task, self.sizes = task, [int(n) for n in checked_sizes(sizes)]
 
     def client_gradients(self, theta: torch.Tensor) -> torch.Tensor:
         """Return the exact gradients of the groups' objectives, ``[G, P]``."""
@@ -443,6 +443,6 @@ def group_constants(
     groups = OfGroups(task, sizes)
     sigma2 = gradient_constants(task, models, batches)["sigma2"]
     squares = torch.stack([groups.client_gradients(x).square().sum(1) for x in models]).amax(0)
-    moments = as_array(squares) + sigma2 / check_sizes(sizes)
+    moments = as_array(squares) + sigma2 / checked_sizes(sizes)
     L = client_smoothness(groups, models, range(len(groups.sizes)), **options)
     return {"L": L, "sigma2": sigma2, "G2": float(moments.max())}

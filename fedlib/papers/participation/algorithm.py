@@ -95,7 +95,7 @@ class GeneralizedFedAvg:
 
 
 @dataclass(frozen=True)
-class Everyone(Generic[Array]):
+class Waiting(Generic[Array]):
     """What chance decides in a round of waiting.
 
     Attributes
@@ -121,7 +121,7 @@ class WaitMinibatch(GeneralizedFedAvg):
 
     def draws(  # type: ignore[override]  # whoever waits draws everyone, or nobody
         self, state: State, task: Task
-    ) -> Iterator[Everyone[np.ndarray]]:
+    ) -> Iterator[Waiting[np.ndarray]]:
         """Draw the next rounds on the host: nobody's samples, and everybody's in the last."""
         cursor, t0 = state.cursor, state.t0
         for t in itertools.count(state.t):
@@ -129,10 +129,10 @@ class WaitMinibatch(GeneralizedFedAvg):
             if t + 1 - t0 == self.interval:
                 pieces, t0 = everyone(self, state.seeds, task, cursor), t + 1
                 cursor = pieces[-1].cursor
-            yield Everyone(pieces, cursor)
+            yield Waiting(pieces, cursor)
 
     def round(  # type: ignore[override]
-        self, state: State, task: Task, drawn: Everyone[Tensor] | None = None
+        self, state: State, task: Task, drawn: Waiting[Tensor] | None = None
     ) -> tuple[State, dict[str, Any]]:
         """Let the clock move on; update in the last round of an interval."""
         drawn = drawn or draw_one(self, state, task)

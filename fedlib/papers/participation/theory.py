@@ -138,20 +138,6 @@ def _small_step(L: float, lr: float, local_steps: int, interval: int) -> None:
         )
 
 
-def _conditions(
-    L: float, lr: float, amplify: float, local_steps: int, interval: int, rounds: int
-) -> None:
-    _small_step(L, lr, local_steps, interval)
-    limit = 1.0 / (2.0 * L * local_steps * interval)
-    if lr * amplify > limit * (1 + 1e-12):
-        raise FedlibError(
-            f"The bound needs lr * amplify <= 1/(2 L I P) = {limit:.4g} (L = {L:.4g}, "
-            f"I = {local_steps}, P = {interval}), but lr * amplify = {lr * amplify:.4g}. "
-            "Amplify less or take a smaller lr."
-        )
-    _fits(interval, rounds)
-
-
 def _fits(interval: float, rounds: float) -> None:
     if interval > rounds / 2:
         raise FedlibError(
@@ -262,7 +248,15 @@ def theorem_3_1(
     check_constants(True, L=L, lr=lr, amplify=amplify, rounds=rounds)
     check_constants(True, local_steps=local_steps, interval=interval)
     check_constants(sigma2=sigma2, nu2=nu2, beta2=beta2, delta2=delta2, rho2=rho2)
-    _conditions(L, lr, amplify, local_steps, interval, rounds)
+    _small_step(L, lr, local_steps, interval)
+    limit = 1.0 / (2.0 * L * local_steps * interval)
+    if lr * amplify > limit * (1 + 1e-12):
+        raise FedlibError(
+            f"The bound needs lr * amplify <= 1/(2 L I P) = {limit:.4g} (L = {L:.4g}, "
+            f"I = {local_steps}, P = {interval}), but lr * amplify = {lr * amplify:.4g}. "
+            "Amplify less or take a smaller lr."
+        )
+    _fits(interval, rounds)
     step = (lr * L * local_steps) ** 2
     per_noise = (lr * L) ** 2 * local_steps * (21 + 18 * interval * rho2)
     return Bound(
@@ -386,18 +380,6 @@ def variance_independent(clients: int, cohort: int) -> float:
     if not 1 <= cohort <= clients:
         raise FedlibError(f"A cohort of {cohort} cannot be drawn from {clients} clients.")
     return (1 - cohort / clients) / (cohort * clients)
-
-
-def proposition_4_4(d2: float, second_moments: Any) -> np.ndarray:
-    """Return ``N d^2 sum_n E(qbar^n - 1/N)^2``, which bounds ``E delta^2(P)``.
-
-    Parameters
-    ----------
-    second_moments
-        ``[..., N]``, client n's ``E(qbar^n - 1/N)^2``.
-    """
-    moments = as_array(second_moments)
-    return moments.shape[-1] * d2 * moments.sum(axis=-1)
 
 
 def proposition_4_6(
@@ -605,18 +587,18 @@ def markov_weight_autocovariance(
     others = np.arange(clients)  # how many of the N - 1 others are on
     stay, join = _binomials(clients - 1, 1 - off), _binomials(clients - 1, on)
     move = np.stack([np.convolve(stay[m], join[clients - 1 - m]) for m in others])
-    own = np.array([[1 - on, on], [off, 1 - off]])
+    switch = np.array([[1 - on, on], [off, 1 - off]])
     law = np.outer([1 - mean, mean], _binomials(clients - 1, mean)[-1])
     share = np.stack([np.zeros(clients), 1 / (1 + others)])  # E q, given who is on
     share[0, 0] = 1 / clients  # nobody is on, so everybody takes part
     drawn = np.stack([np.ones(clients), 1 + others])  # [own state, others on]: who takes part
     drawn[0, 0] = clients
     drawn = drawn if cap is None else np.minimum(cap, drawn)
-    later, found = share, [(law * share / drawn).sum() - 1 / clients**2]
+    later, covariances = share, [(law * share / drawn).sum() - 1 / clients**2]
     for _ in range(1, lags):
-        later = own @ later @ move.T
-        found.append((law * share * later).sum() - 1 / clients**2)
-    return np.array(found)
+        later = switch @ later @ move.T
+        covariances.append((law * share * later).sum() - 1 / clients**2)
+    return np.array(covariances)
 
 
 def _binomials(most: int, chance: float) -> list[np.ndarray]:
@@ -637,6 +619,6 @@ def markov_weight_bound(clients: int, on: float, off: float, cap: int | None = N
     """
     memory = 1 - on - off
     memory = max(memory, memory**2)
-    given = markov_weight_autocovariance(clients, on, off, 1)[0]
-    fresh = markov_weight_autocovariance(clients, on, off, 1, cap)[0] - given
-    return fresh + given * (1 + memory) / (1 - memory)
+    uncapped = markov_weight_autocovariance(clients, on, off, 1)[0]
+    fresh = markov_weight_autocovariance(clients, on, off, 1, cap)[0] - uncapped
+    return fresh + uncapped * (1 + memory) / (1 - memory)

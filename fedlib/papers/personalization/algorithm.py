@@ -18,13 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlib.engine.checks import (
-    check_flag,
-    check_models,
-    check_positive,
-    check_whole_number,
-    checked_seeds,
-)
+from fedlib.engine.checks import check_flag, check_positive, check_whole_number, checked_seeds
 from fedlib.engine.cost import check_room
 from fedlib.engine.data import Reading
 from fedlib.engine.draws import ON_HOST, Array, draw_one
@@ -34,7 +28,7 @@ from fedlib.engine.rng import stream
 from fedlib.engine.sweeps import column
 from fedlib.engine.tasks import Task
 from fedlib.errors import FedlibError, unknown
-from fedlib.papers.fedavg import check_settings
+from fedlib.papers.fedavg import check_settings, first_models
 from fedlib.papers.personalization import weights
 from fedlib.papers.personalization.discrepancy import Estimate, Half, estimate, halves
 
@@ -71,21 +65,21 @@ class Mixing:
         if self.unit not in ("noise", "one"):
             raise unknown("unit of lam", self.unit, ["noise", "one"])
 
-    def weights(self, found: Estimate, A: Tensor) -> Tensor:
+    def weights(self, measured: Estimate, A: Tensor) -> Tensor:
         """Return the weights of all clients, ``[R, N, N]``; ``A`` are those before."""
-        z = found.unbiased() if self.unbiased else found.zeta()
+        z = measured.unbiased() if self.unbiased else measured.zeta()
         lam = column(self.lam, z[:, 0])
-        lam = lam * found.noise().unsqueeze(1) if self.unit == "noise" else lam
+        lam = lam * measured.noise().unsqueeze(1) if self.unit == "noise" else lam
         out = torch.empty_like(z)
-        for r, n in enumerate(found.n.to(z)):  # each run has clients of its own
-            own = lam if isinstance(lam, float) else lam[r]
+        for r, n in enumerate(measured.n.to(z)):  # each run has clients of its own
+            strength = lam if isinstance(lam, float) else lam[r]
             if not bool(z[r].isfinite().all()):  # a run that has diverged ends no other
                 out[r] = torch.nan
                 continue
             if self.steps is None:
-                out[r] = weights.water_fill(z[r], n, own)
+                out[r] = weights.water_fill(z[r], n, strength)
             else:
-                out[r] = weights.descend(A[r], z[r], n, own, self.steps)
+                out[r] = weights.descend(A[r], z[r], n, strength, self.steps)
         return out
 
 
@@ -209,12 +203,8 @@ class ShuffledSGD:
         A
             Mixing weights ``[R, N, N]`` or ``[N, N]``; all alike by default.
         """
-        seeds = checked_seeds(seeds)
-        check_room(len(seeds) * task.N, task.size, 3, task.data.x)
-        fresh = task.init(seeds if x is None else seeds[:1])
-        if x is not None:
-            check_models(x, len(seeds), task.size)
-        x = fresh if x is None else x.to(fresh)
+        check_room(len(checked_seeds(seeds)) * task.N, task.size, 3, task.data.x)
+        x, seeds = first_models(task, seeds, x)
         shape = (len(seeds), task.N, task.N)
         A = x.new_full(shape, 1 / task.N) if A is None else checked(A, shape).to(x)
         v = x.unsqueeze(1).repeat(1, task.N, 1)
@@ -318,8 +308,8 @@ class PERM(ShuffledSGD):
         rate = column(self.global_lr, state.x, task.N)
         x = local_sgd(task, start, batches, rate).view(len(state.x), task.N, -1).mean(1)  # line 8
         x = x if self.radius is None else ball(x, self.radius)
-        found = estimate(task, x, drawn.refresh.halves)
-        return replace(state, x=x, A=self.mixing.weights(found, state.A))  # lines 9-10
+        measured = estimate(task, x, drawn.refresh.halves)
+        return replace(state, x=x, A=self.mixing.weights(measured, state.A))  # lines 9-10
 
 
 def schedule(seeds: Sequence[int], N: int, t: int) -> np.ndarray:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlib.engine.data import Batch, FederatedDataset
+from fedlib.engine.data import Batch, FederatedDataset, padded
 from fedlib.engine.draws import Array
 from fedlib.engine.rng import stream
 from fedlib.engine.tasks import Task
@@ -60,16 +60,11 @@ def halves(
                 )
             order = stream(seed, "halves", number, n).permutation(part)
             pieces.append(np.array_split(order, 2))
-    first, second = zip(*pieces, strict=True)
-    return _padded(first), _padded(second)
-
-
-def _padded(parts: Sequence[np.ndarray]) -> Half[np.ndarray]:
-    sizes = np.array([len(part) for part in parts])
-    held = np.arange(sizes.max()) < sizes[:, None]
-    rows = np.zeros(held.shape, dtype=np.int64)
-    rows[held] = np.concatenate(parts)
-    return Half(rows, held / sizes[:, None], sizes)
+    first, second = (
+        Half(*padded(parts), np.array([len(part) for part in parts]))
+        for parts in zip(*pieces, strict=True)
+    )
+    return first, second
 
 
 def gradients(task: Task, w: Tensor, half: Half[Tensor]) -> Tensor:
@@ -90,15 +85,9 @@ def gradients(task: Task, w: Tensor, half: Half[Tensor]) -> Tensor:
     copies, longest = half.rows.shape
     step = max(1, task.chunk // (longest * task.data.x[0].numel()))
     theta, weight = w.repeat_interleave(copies // len(w), 0), half.weight.to(task.data.dtype)
-    found = [
-        task.grad(*piece)
-        for piece in zip(
-            theta.split(step),
-            map(Batch, half.rows.split(step), weight.split(step)),
-            strict=True,
-        )
-    ]
-    return torch.cat(found).view(len(w), -1, task.size)
+    batches = map(Batch, half.rows.split(step), weight.split(step))
+    slopes = [task.grad(*piece) for piece in zip(theta.split(step), batches, strict=True)]
+    return torch.cat(slopes).view(len(w), -1, task.size)
 
 
 @dataclass(frozen=True)
@@ -139,17 +128,17 @@ class Estimate:
         """
         a, b = (g - g.mean(1, keepdim=True) for g in (self.a, self.b))
         cross = a @ b.mT
-        own = cross.diagonal(dim1=1, dim2=2)
-        return own.unsqueeze(2) + own.unsqueeze(1) - cross - cross.mT
+        diagonal = cross.diagonal(dim1=1, dim2=2)
+        return diagonal.unsqueeze(2) + diagonal.unsqueeze(1) - cross - cross.mT
 
     def noise(self) -> Tensor:
         """Return ``tr Σ``, the variance of one sample's gradient, the mean over clients, ``[R]``.
 
         ``E‖a_i − b_i‖² = tr Σ_i (1/n_a + 1/n_b)``.
         """
-        apart = (self.a - self.b).square().sum(2)
-        first, second = (size.to(apart) for size in self.sizes)
-        return (apart / (1 / first + 1 / second)).mean(1)
+        squares = (self.a - self.b).square().sum(2)
+        first, second = (size.to(squares) for size in self.sizes)
+        return (squares / (1 / first + 1 / second)).mean(1)
 
 
 def estimate(task: Task, w: Tensor, drawn: tuple[Half[Tensor], Half[Tensor]]) -> Estimate:
@@ -165,6 +154,6 @@ def squared_distances(g: Tensor) -> Tensor:
     """
     g = g - g.mean(1, keepdim=True)
     gram = g @ g.mT
-    own = gram.diagonal(dim1=1, dim2=2)
-    found = (own.unsqueeze(2) + own.unsqueeze(1) - 2 * gram).clamp(min=0)
-    return found - torch.diag_embed(found.diagonal(dim1=1, dim2=2))
+    diagonal = gram.diagonal(dim1=1, dim2=2)
+    result = (diagonal.unsqueeze(2) + diagonal.unsqueeze(1) - 2 * gram).clamp(min=0)
+    return result - torch.diag_embed(result.diagonal(dim1=1, dim2=2))

@@ -25,11 +25,11 @@ from fedlib.engine.sweeps import column
 from fedlib.engine.tasks import Task
 from fedlib.errors import FedlibError, unknown
 from fedlib.papers import fedavg
-from fedlib.papers.fedavg import State, check_settings
+from fedlib.papers.fedavg import State
 from fedlib.papers.personalization.discrepancy import Estimate, Half, estimate
-from fedlib.papers.personalization.others import Forgetful, Rate, everyones, paid
+from fedlib.papers.personalization.others import Forgetful, everyones, paid
 
-KINDS = ("static", "random", "rolling")
+MASKS = ("static", "random", "rolling")
 
 
 def widths(model: Model) -> list[int]:
@@ -59,8 +59,8 @@ def units(
         ``"static"``: the first units. ``"random"``: others in every round. ``"rolling"``: a window
         that moves on by one unit a round, around the end.
     """
-    if kind not in KINDS:
-        raise unknown("kind of mask", kind, KINDS)
+    if kind not in MASKS:
+        raise unknown("kind of mask", kind, MASKS)
     check_share(share)
     out = []
     for layer, width in enumerate(widths(model)):
@@ -91,15 +91,15 @@ def mask(model: Model, kept: Sequence[Tensor]) -> Tensor:
             f"kept is for layers of {[one.shape[-1] for one in kept]} units; the model has "
             f"{widths(model)}. Take what units(model, ...) returns."
         )
-    found = torch.ones(len(kept[0]), model.size, dtype=torch.bool, device=kept[0].device)
-    views = model.views(found)
+    result = torch.ones(len(kept[0]), model.size, dtype=torch.bool, device=kept[0].device)
+    views = model.views(result)
     inner = len(model.dense) > 1
     for layer, units in enumerate(kept):
         if inner:
             views[f"{model.dense[layer]}.weight"] &= units.unsqueeze(2)
             views[f"{model.dense[layer]}.bias"] &= units
         views[f"{model.dense[layer + inner]}.weight"] &= units.unsqueeze(1)
-    return found
+    return result
 
 
 @dataclass(frozen=True)
@@ -137,16 +137,13 @@ class PartialFedAvg(Forgetful):
         How the part is chosen, see :func:`units`.
     """
 
-    lr: Rate
-    local_steps: int = 1
-    batch_size: int | None = None
     share: tuple[float, ...] = ()
     kind: str = "rolling"
 
     def __post_init__(self) -> None:
-        check_settings(self)
-        if self.kind not in KINDS:
-            raise unknown("kind of mask", self.kind, KINDS)
+        super().__post_init__()
+        if self.kind not in MASKS:
+            raise unknown("kind of mask", self.kind, MASKS)
         check_share(self.share or (1.0,))
 
     def init(self, task: Task, seeds: Sequence[int], x: Tensor | None = None) -> State:
@@ -166,19 +163,19 @@ class PartialFedAvg(Forgetful):
         self, state: State, task: Task, batches: list[Batch], drawn: Drawn[Tensor]
     ) -> State:
         """Return the state after everyone's steps and the means of the coordinates."""
-        held = mask(task.model, drawn.kept)
-        start, rate = everyones(state.x, task) * held, column(self.lr, state.x, task.N)
-        y = local_sgd(task, start, batches, rate, step=masked(), extras={"mask": held})
-        y, held = (one.view(len(state.x), task.N, -1) for one in (y, held))
-        many = held.sum(1)
-        mean = (y * held).sum(1) / many.clamp(min=1)
+        masks = mask(task.model, drawn.kept)
+        start, rate = everyones(state.x, task) * masks, column(self.lr, state.x, task.N)
+        y = local_sgd(task, start, batches, rate, step=masked(), extras={"mask": masks})
+        y, masks = (one.view(len(state.x), task.N, -1) for one in (y, masks))
+        many = masks.sum(1)
+        mean = (y * masks).sum(1) / many.clamp(min=1)
         return replace(state, x=torch.where(many > 0, mean, state.x))
 
     def personal(self, state: State, task: Task) -> Tensor:
         """Return the parts of the global model that are the clients' next, ``[R, N, P]``."""
         kept = units(task.model, self.share, self.kind, state.seeds, state.t)
-        held = mask(task.model, [torch.from_numpy(one).to(state.x.device) for one in kept])
-        return (everyones(state.x, task) * held).view(len(state.x), task.N, -1)
+        masks = mask(task.model, [torch.from_numpy(one).to(state.x.device) for one in kept])
+        return (everyones(state.x, task) * masks).view(len(state.x), task.N, -1)
 
     def spent(self, rounds: int) -> dict[str, float]:
         """Return models and gradients of a client, the mean: of a part, that part counts."""
@@ -201,9 +198,9 @@ def partial_estimate(
     """
     if m.shape != (len(w), task.N, task.size):
         raise FedlibError(f"m is {[*m.shape]}. Expected masks {[len(w), task.N, task.size]}.")
-    found = estimate(task, (w.unsqueeze(1) * m).flatten(0, 1), drawn)
-    a, b = (g.view_as(m) * m for g in (found.a, found.b))
-    one, other = found.sizes
+    full = estimate(task, (w.unsqueeze(1) * m).flatten(0, 1), drawn)
+    a, b = (g.view_as(m) * m for g in (full.a, full.b))
+    one, other = full.sizes
     return Estimate(a, b, (one.view(len(w), -1), other.view(len(w), -1)))
 
 
@@ -219,8 +216,8 @@ def common_distances(g: Tensor, m: Tensor) -> Tensor:
     mean = (m * g).sum(1, keepdim=True) / m.sum(1, keepdim=True).clamp(min=1)
     g = m * (g - mean)
     squares = g.square() @ m.mT
-    found = (squares + squares.mT - 2 * g @ g.mT).clamp(min=0)
-    return found - torch.diag_embed(found.diagonal(dim1=1, dim2=2))
+    result = (squares + squares.mT - 2 * g @ g.mT).clamp(min=0)
+    return result - torch.diag_embed(result.diagonal(dim1=1, dim2=2))
 
 
 def with_complexity(z: Tensor, n: Tensor, m: Tensor, scale: float) -> Tensor:

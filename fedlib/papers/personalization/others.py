@@ -14,14 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from numbers import Real
 from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedlib.engine.checks import check_flag, check_whole_number
+from fedlib.engine.checks import check_between, check_flag, check_whole_number
 from fedlib.engine.cost import check_room
 from fedlib.engine.data import Batch
 from fedlib.engine.draws import draw_one, upload
@@ -70,14 +69,28 @@ class Mixed(State):
 S = TypeVar("S", bound=fedavg.State)
 
 
+@dataclass(frozen=True)
 class Everyone(Generic[S]):
-    """What the methods share; a method adds ``trained``, ``personal`` and what a round reads."""
+    """What the methods share; a method adds ``trained``, ``personal`` and what a round reads.
+
+    Parameters
+    ----------
+    lr
+        Step size; a number, or one a run.
+    local_steps
+        Local steps of each client in a round.
+    batch_size
+        Minibatch size; None takes all samples.
+    """
+
+    lr: Rate
+    local_steps: int = 1
+    batch_size: int | None = None
 
     per_run: ClassVar[tuple[str, ...]] = ("lr",)
 
-    lr: Rate
-    local_steps: int
-    batch_size: int | None
+    def __post_init__(self) -> None:
+        check_settings(self)
 
     @property
     def reads(self) -> int:
@@ -153,18 +166,18 @@ def meta(eps: float | None = None) -> Step:
     parts = 2 if eps is None else 3
 
     def step(now: Now) -> Tensor:
-        held, part = now.extras, now.t % parts
+        extras, part = now.extras, now.t % parts
         if part == 0:
-            held["w"] = now.theta
-            return now.theta - held["inner"] * now.gradient
+            extras["w"] = now.theta
+            return now.theta - extras["inner"] * now.gradient
         if eps is None:
-            return sgd(replace(now, theta=held["w"]))
+            return sgd(replace(now, theta=extras["w"]))
         if part == 1:
-            held["outer"] = now.gradient
-            return held["w"] + eps * now.gradient
-        behind = now.grad(held["w"] - eps * held["outer"])
-        curved = held["inner"] * (now.gradient - behind) / (2 * eps)
-        return sgd(replace(now, theta=held["w"], gradient=held["outer"] - curved))
+            extras["outer"] = now.gradient
+            return extras["w"] + eps * now.gradient
+        behind = now.grad(extras["w"] - eps * extras["outer"])
+        curved = extras["inner"] * (now.gradient - behind) / (2 * eps)
+        return sgd(replace(now, theta=extras["w"], gradient=extras["outer"] - curved))
 
     return step
 
@@ -226,13 +239,10 @@ class LocalizedFedAvg(Forgetful):
         Steps from the global model to a personal one; 0 is FedAvg.
     """
 
-    lr: Rate
-    local_steps: int = 1
-    batch_size: int | None = None
     tune_steps: int = 10
 
     def __post_init__(self) -> None:
-        check_settings(self)
+        super().__post_init__()
         check_whole_number("tune_steps", self.tune_steps, 0)
 
     def trained(
@@ -279,9 +289,6 @@ class PerFedAvg(Forgetful):
         That ε.
     """
 
-    lr: Rate
-    local_steps: int = 1
-    batch_size: int | None = None
     inner_lr: Rate = 0.01
     variant: str = "first-order"
     eps: float = 0.01
@@ -310,9 +317,9 @@ class PerFedAvg(Forgetful):
         """Return the state after meta steps and their mean."""
         start = everyones(state.x, task)
         rule = meta(None if self.parts == 2 else self.eps)
-        held = {"inner": each(self.inner_lr, state.x, task)}
+        extras = {"inner": each_client(self.inner_lr, state.x, task)}
         rate = column(self.lr, state.x, task.N)
-        y = local_sgd(task, start, batches, rate, step=rule, extras=held)
+        y = local_sgd(task, start, batches, rate, step=rule, extras=extras)
         return replace(state, x=state.x + average(y - start, drawn.q))
 
     def personal(self, state: fedavg.State, task: Task) -> Tensor:
@@ -352,9 +359,6 @@ class PFedMe(Keeping):
         The server's β: ``w <- (1 - β) w + β mean w_i``.
     """
 
-    lr: Rate
-    local_steps: int = 1
-    batch_size: int | None = None
     inner_lr: Rate = 0.05
     inner_steps: int = 5
     lam: Rate = 15.0
@@ -370,12 +374,13 @@ class PFedMe(Keeping):
         self, state: State, task: Task, batches: list[Batch], drawn: Drawn[Tensor]
     ) -> State:
         """Return the state after the local rounds and the server's step; θ stays with clients."""
-        start, lam = everyones(state.x, task), each(self.lam, state.x, task)
-        held = {"anchor": start.clone(), "mu": lam, "share": lam * each(self.lr, state.x, task)}
+        start, lam = everyones(state.x, task), each_client(self.lam, state.x, task)
+        share = lam * each_client(self.lr, state.x, task)
+        extras = {"anchor": start.clone(), "mu": lam, "share": share}
         again = [batch for batch in batches for _ in range(self.inner_steps)]
         rate = column(self.inner_lr, state.x, task.N)
-        theta = local_sgd(task, start, again, rate, step=envelope(self.inner_steps), extras=held)
-        x = state.x + self.global_lr * average(held["anchor"] - start, drawn.q)
+        theta = local_sgd(task, start, again, rate, step=envelope(self.inner_steps), extras=extras)
+        x = state.x + self.global_lr * average(extras["anchor"] - start, drawn.q)
         return replace(state, x=x, v=theta.view_as(state.v))
 
     def spent(self, rounds: int) -> dict[str, float]:
@@ -404,15 +409,12 @@ class Ditto(Keeping):
         λ, 0 or more; a number, or one a run. With 0 clients learn alone.
     """
 
-    lr: Rate
-    local_steps: int = 1
-    batch_size: int | None = None
     lam: Rate = 1.0
 
     per_run: ClassVar = ("lr", "lam")
 
     def __post_init__(self) -> None:
-        check_settings(self)
+        super().__post_init__()
         check_least("lam", self.lam)
 
     def trained(
@@ -421,8 +423,8 @@ class Ditto(Keeping):
         """Return the state after a round of FedAvg and as many steps of the clients' own."""
         start, rate = everyones(state.x, task), column(self.lr, state.x, task.N)
         y = local_sgd(task, start, batches, rate)
-        held = {"anchor": start, "mu": each(self.lam, state.x, task)}
-        v = local_sgd(task, state.v.flatten(0, 1), batches, rate, step=proximal(), extras=held)
+        extras = {"anchor": start, "mu": each_client(self.lam, state.x, task)}
+        v = local_sgd(task, state.v.flatten(0, 1), batches, rate, step=proximal(), extras=extras)
         return replace(state, x=state.x + average(y - start, drawn.q), v=v.view_as(state.v))
 
     def spent(self, rounds: int) -> dict[str, float]:
@@ -455,16 +457,13 @@ class APFL(Everyone[Mixed]):
         the round that follow have the new α; how often α moves is our choice.
     """
 
-    lr: Rate
-    local_steps: int = 1
-    batch_size: int | None = None
     mixing: Rate = 0.5
     adaptive: bool = False
 
     per_run: ClassVar = ("lr", "mixing")
 
     def __post_init__(self) -> None:
-        check_settings(self)
+        super().__post_init__()
         check_least("mixing", self.mixing, 1)
         check_flag("adaptive", self.adaptive)
 
@@ -472,7 +471,7 @@ class APFL(Everyone[Mixed]):
         """Return the state before the first round, from fresh models or from given ``x[R, P]``."""
         first = self.start(task, seeds, x)
         v = first.x.unsqueeze(1).repeat(1, task.N, 1)
-        a = each(self.mixing, first.x, task).view(len(first.x), -1)
+        a = each_client(self.mixing, first.x, task).view(len(first.x), -1)
         return Mixed(**vars(first), v=v, a=a)
 
     def trained(
@@ -480,12 +479,12 @@ class APFL(Everyone[Mixed]):
     ) -> Mixed:
         """Return the state after the steps of both models and the mean of one of them."""
         start = everyones(state.x, task)
-        held = {"v": state.v.flatten(0, 1).clone(), "a": state.a.view(-1, 1).clone()}
+        extras = {"v": state.v.flatten(0, 1).clone(), "a": state.a.view(-1, 1).clone()}
         rate, rule = column(self.lr, state.x, task.N), interpolated(self.adaptive)
-        y = local_sgd(task, start, batches, rate, step=rule, extras=held)
-        held["v"][:, task.model.trained :] = y[:, task.model.trained :]  # buffers
+        y = local_sgd(task, start, batches, rate, step=rule, extras=extras)
+        extras["v"][:, task.model.trained :] = y[:, task.model.trained :]  # buffers
         x = state.x + average(y - start, drawn.q)
-        return replace(state, x=x, v=held["v"].view_as(state.v), a=held["a"].view_as(state.a))
+        return replace(state, x=x, v=extras["v"].view_as(state.v), a=extras["a"].view_as(state.a))
 
     def personal(self, state: Mixed, task: Task) -> Tensor:
         """Return the mixtures with the global model, ``[R, N, P]``."""
@@ -509,13 +508,6 @@ class LocalOnly(Keeping):
     batch_size
         Minibatch size; None takes all samples.
     """
-
-    lr: Rate
-    local_steps: int = 1
-    batch_size: int | None = None
-
-    def __post_init__(self) -> None:
-        check_settings(self)
 
     def trained(
         self, state: State, task: Task, batches: list[Batch], drawn: Drawn[Tensor]
@@ -559,8 +551,8 @@ class Oracle(LocalOnly):
         """Return in row i the mean over client i's group, ``[R, N, N]``."""
         rows = []
         for seed in seeds:
-            given = self.groups.get(seed, ()) if isinstance(self.groups, Mapping) else self.groups
-            labels = np.asarray(given)
+            groups = self.groups.get(seed, ()) if isinstance(self.groups, Mapping) else self.groups
+            labels = np.asarray(groups)
             if labels.shape != (N,):
                 raise FedlibError(
                     f"groups have {labels.size} labels for seed {seed}, and there are {N} clients. "
@@ -590,10 +582,10 @@ def everyones(x: Tensor, task: Task) -> Tensor:
     return x.repeat_interleave(task.N, 0)
 
 
-def each(value: Rate, x: Tensor, task: Task) -> Tensor:
+def each_client(value: Rate, x: Tensor, task: Task) -> Tensor:
     """Return a setting as every client's, ``[R * N, 1]``."""
-    found = column(value, x, task.N)
-    return x.new_full((len(x) * task.N, 1), found) if isinstance(found, float) else found
+    setting = column(value, x, task.N)
+    return x.new_full((len(x) * task.N, 1), setting) if isinstance(setting, float) else setting
 
 
 def tuned(
@@ -606,14 +598,14 @@ def tuned(
     """
     if not steps:
         return everyones(state.x, task).view(len(state.x), task.N, -1)
-    rates, out = each(rate, state.x, task).split(task.N), []
+    rates, out = each_client(rate, state.x, task).split(task.N), []
     everyone, unread = np.arange(task.N)[None], np.zeros((1, task.N), dtype=np.int64)
-    for seed, x, own in zip(state.seeds, state.x, rates, strict=True):
+    for seed, x, lr in zip(state.seeds, state.x, rates, strict=True):
         other = int(stream(seed, "personal", state.t).integers(2**63))
         data = task.data.of(seed)
         reading, _ = data.read((other,), everyone, unread, steps, batch_size)
         batches = upload([reading], state.x.device)[0].batches(data.dtype)
-        out.append(local_sgd(task, x.repeat(task.N, 1), batches, own))
+        out.append(local_sgd(task, x.repeat(task.N, 1), batches, lr))
     return torch.stack(out)
 
 
@@ -642,20 +634,17 @@ def spent(algorithm: ShuffledSGD, rounds: int, sizes: Sequence[int]) -> dict[str
     n = np.asarray(sizes, dtype=float)
     if n.ndim != 1 or not len(n) or not (n > 0).all():
         raise FedlibError(f"sizes are each client's samples, [N], all positive; got {n}.")
-    found = paid(rounds, 2, algorithm.local_steps)
+    cost = paid(rounds, 2, algorithm.local_steps)
     if not isinstance(algorithm, PERM):
-        return found
+        return cost
     read = n if algorithm.global_batch is None else np.full_like(n, algorithm.global_batch)
     unit = n if algorithm.batch_size is None else algorithm.batch_size
     ends = rounds // len(n)
     extra = ends * float(np.mean((read + n) / unit))
-    return {"models": found["models"] + 4 * ends, "gradients": found["gradients"] + extra}
+    return {"models": cost["models"] + 4 * ends, "gradients": cost["gradients"] + extra}
 
 
 def check_least(name: str, value: Rate, most: float = float("inf")) -> None:
     """Refuse what is no finite number from 0 to ``most``, or one for each run."""
     for one in value if isinstance(value, tuple | list | np.ndarray) else (value,):
-        real = isinstance(one, Real) and not isinstance(one, bool)
-        if not real or not 0 <= one <= most or one == float("inf"):
-            top = "" if most == float("inf") else f" and at most {most}"
-            raise FedlibError(f"{name} is at least 0{top}, one number or one a run; got {value!r}.")
+        check_between(name, one, 0, most)

@@ -176,30 +176,6 @@ def lemma_3_sharper(c: Constants, away: float) -> Bound:
 # Local SGD: Lemmas 4 to 6
 
 
-def lemma_4(c: Constants, lr: float, away2: float, gap: float, drift: float) -> Bound:
-    """Return the bound on ``E‖w^(t+1) − w*‖²`` after one local step of everybody (Lemma 4).
-
-    Parameters
-    ----------
-    away2, gap, drift
-        Before the step: ``‖w^t − w*‖²``, ``F(w^t) − F(w*)`` (the paper has it with the other sign)
-        and ``(1/N) Σ_i ‖w_i^t − w^t‖²``.
-
-    Returns
-    -------
-    Bound
-        Terms ``start``, ``progress`` (negative for small rates), ``drift`` and ``noise``.
-    """
-    return Bound(
-        {
-            "start": (1 - c.mu * lr) * away2,
-            "progress": -(2 * lr - 4 * lr**2 * c.L) * gap,
-            "drift": (lr * c.L + 2 * (lr * c.L) ** 2) * drift,
-            "noise": lr**2 * c.delta2 / c.N,
-        }
-    )
-
-
 def lemma_5(c: Constants, lr: float) -> Bound:
     """Return ``3Kγ²δ² + 6K²γ²ζ``, the bound on ``(1/N) Σ_i E‖w_i − w̄‖²`` in a round (Lemma 5)."""
     return Bound(
@@ -309,25 +285,6 @@ def theorem_1(c: Constants, steps: int, away2: float, away4: float | None = None
 # An epoch of shuffling: the paper's tools
 
 
-def proposition_2(factors: int, step: float) -> float:
-    """Return a bound on ``‖Π_t (I − a A_t) − I‖`` for so many factors, ``step = aL`` (Prop. 2).
-
-    ``Σ_(m≥1) (e n/m)^m (aL)^m`` with n factors. The paper counts one factor fewer.
-    """
-    return float(sum((math.e * factors * step / m) ** m for m in range(1, factors + 1)))
-
-
-def proposition_2_sharper(factors: int, step: float) -> float:
-    """Return ``n aL`` for ``0 ≤ A_t ≤ L`` and ``aL ≤ 2`` (ours)."""
-    _small(step, 2.0, "2")
-    return factors * step
-
-
-def proposition_3(c: Constants, lr: float, weight: float) -> float:
-    """Return ``η α N K (1 + ηNL)^K``, the bound on ``‖Q_j‖`` (Proposition 3)."""
-    return lr * weight * c.N * c.K * (1 + lr * c.N * c.L) ** c.K
-
-
 def lemma_9(G: float, i: int, n: int, p: float) -> float:
     """Return what the mean of i of n vectors, drawn in random order, is off by (Lemma 9).
 
@@ -350,21 +307,6 @@ def lemma_10_printed(c: Constants, n: int, p: float, slope: float) -> float:
     """Return the bound of Lemma 10 as printed, with ``log(1/p)``."""
     _check_chance(p)
     return c.G * math.sqrt(8 * n * math.log(1 / p)) + n / c.N * slope
-
-
-def lemma_11_printed(c: Constants, R: float, h: float, p: float, slope: float) -> Bound:
-    """Return the bound of Lemma 11(a) on ``‖Σ_j Q_j ∇f_σ(j) − h∇Φ‖²``, terms ``slope``, ``order``.
-
-    Its proof takes ``η ≤ 1/(4NKRL)``, so ``c = e/(4R − e)``.
-    """
-    _check_chance(p)
-    each = (h * math.e / (4 * R - math.e)) ** 2
-    return Bound(
-        {
-            "slope": 10 * each * slope**2,
-            "order": 128 * each * c.N * c.G**2 * math.log(1 / p),
-        }
-    )
 
 
 def lemma_12(c: Constants, h: float, p: float, slope: float, power: int = 2) -> Bound:

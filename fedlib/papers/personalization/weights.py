@@ -19,7 +19,7 @@ from fedlib.engine.checks import check_whole_number
 from fedlib.engine.cores import side_by_side
 from fedlib.errors import FedlibError
 
-ROWS = 64  # that a core works on at a time
+ROWS_A_CORE = 64  # that a core works on at a time
 
 
 def water_fill(z: Tensor, n: Tensor, lam: float | Tensor) -> Tensor:
@@ -56,7 +56,8 @@ def water_fill(z: Tensor, n: Tensor, lam: float | Tensor) -> Tensor:
     def work(some: slice) -> None:
         out[some] = _fill(rows[some].double(), sizes, width[some])
 
-    side_by_side(work, [slice(first, first + ROWS) for first in range(0, len(rows), ROWS)])
+    starts = range(0, len(rows), ROWS_A_CORE)
+    side_by_side(work, [slice(first, first + ROWS_A_CORE) for first in starts])
     return out.view(z.shape).to(z.device)
 
 

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedlib.engine.checks import check_models, checked_seeds
 from fedlib.engine.data import Batch, FederatedDataset
 from fedlib.engine.draws import Array, draw_one
 from fedlib.engine.local import local_sgd
@@ -31,7 +30,7 @@ from fedlib.engine.rng import stream
 from fedlib.engine.sweeps import column
 from fedlib.engine.tasks import Task
 from fedlib.errors import FedlibError
-from fedlib.papers.fedavg import check_settings
+from fedlib.papers.fedavg import check_settings, first_models
 from fedlib.papers.tiers.task import TieredTask
 
 
@@ -111,11 +110,7 @@ class TDCD:
         B = self.batch_size or len(task.y)
         if not 1 <= B <= len(task.y):
             raise FedlibError(f"batch_size must be between 1 and {len(task.y)}; got {B}.")
-        seeds = checked_seeds(seeds)
-        fresh = task.init(seeds if x is None else seeds[:1])
-        if x is not None:
-            check_models(x, len(seeds), task.size)
-        x = fresh if x is None else x.to(fresh)
+        x, seeds = first_models(task, seeds, x)
         return TieredState(x, seeds, 0, np.zeros(len(seeds)))
 
     def draws(self, state: TieredState, task: TieredTask) -> Iterator[Drawn[np.ndarray]]:
@@ -176,8 +171,9 @@ class Drawn(Generic[Array]):
         task: TieredTask, seeds: Sequence[int], ids: Tensor, silos: Sequence[int] | None = None
     ) -> Drawn[np.ndarray]:
         """Look up who holds rows ``ids[R, B]``, in some silos or in all."""
-        held = np.stack([task.owner(n)[:, row] for n, row in zip(seeds, ids.numpy(), strict=True)])
-        parts = [_shares(held[:, j], task.K[j]) for j in silos or range(task.N)]
+        runs = zip(seeds, ids.numpy(), strict=True)
+        owners = np.stack([task.owner(seed)[:, rows] for seed, rows in runs])
+        parts = [_shares(owners[:, j], task.K[j]) for j in silos or range(task.N)]
         return Drawn(ids.numpy(), [places for places, _ in parts], [weight for _, weight in parts])
 
 
@@ -186,10 +182,10 @@ def _shares(owner: np.ndarray, K: int) -> tuple[np.ndarray, np.ndarray]:
     owner = owner + K * np.arange(len(owner))[:, None]
     order = np.argsort(owner, axis=None, kind="stable")
     count = np.bincount(owner.ravel(), minlength=len(owner) * K)
-    held = np.arange(count.max())[None] < count[:, None]
-    places, weight = np.zeros(held.shape, dtype=np.int64), np.zeros(held.shape)
-    places[held] = order
-    weight[held] = np.repeat(1 / np.maximum(count, 1), count)
+    filled = np.arange(count.max())[None] < count[:, None]
+    places, weight = np.zeros(filled.shape, dtype=np.int64), np.zeros(filled.shape)
+    places[filled] = order
+    weight[filled] = np.repeat(1 / np.maximum(count, 1), count)
     return places, weight
 
 
@@ -224,10 +220,10 @@ class Cohort:
     ) -> Cohort:
         """Send every client its model and its part of the minibatch: part ``j``, or another."""
         k = j if part < 0 else part
-        held = drawn.places[k], drawn.weight[k].to(x.dtype)
+        places, weight = drawn.places[k], drawn.weight[k].to(x.dtype)
         theta = x[:, task.columns[j]].repeat_interleave(task.K[j], 0)
         flat = drawn.ids.flatten()
-        return cls(j, theta, *held, task.x[j][flat], task.y[flat], len(drawn.ids))
+        return cls(j, theta, places, weight, task.x[j][flat], task.y[flat], len(drawn.ids))
 
     @property
     def batch(self) -> Batch:

@@ -43,7 +43,7 @@ from fedlib.errors import FedlibError
 from fedlib.papers.fedavg import check_settings
 from fedlib.papers.tiers.algorithm import TDCD, Cohort, Drawn, descend, draw_ids
 from fedlib.papers.tiers.task import TieredTask
-from fedlib.population.delays import EventQueue, Law, check_law, each
+from fedlib.population.delays import EventQueue, Law, check_law, laws_of
 
 
 class HubRound(NamedTuple):
@@ -66,7 +66,36 @@ class HubRound(NamedTuple):
 
 
 @dataclass(frozen=True)
-class AsyncState:
+class Times:
+    """The part of a state that no model has a say in.
+
+    Attributes
+    ----------
+    clock
+        ``[R]``: present time of every run, in time units.
+    start, finish
+        ``[R, N]``: when the rounds under way began and will end.
+    rounds
+        ``[R, N]``: rounds finished.
+    read
+        ``[R, N, N]``: ``read[r, j, l]`` is the number of rounds hub ``l`` had finished when hub
+        ``j`` last read its table.
+    """
+
+    clock: np.ndarray
+    start: np.ndarray
+    finish: np.ndarray
+    rounds: np.ndarray
+    read: np.ndarray
+
+    @staticmethod
+    def of(state: Times) -> Times:
+        """Return a copy that shares no array."""
+        return Times(*(getattr(state, f.name).copy() for f in fields(Times)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class AsyncState(Times):
     """What a checkpoint holds: the hubs' published blocks and the rounds under way.
 
     Attributes
@@ -79,42 +108,12 @@ class AsyncState:
         One seed a run.
     t
         The next call of ``round``.
-    clock
-        ``[R]``: present time of every run, in time units.
-    start, finish
-        ``[R, N]``: when the rounds under way began and will end.
-    rounds
-        ``[R, N]``: rounds finished.
-    read
-        ``[R, N, N]``: ``read[r, j, l]`` is the number of rounds hub ``l`` had finished when hub
-        ``j`` last read its table.
     """
 
     x: Tensor
     pending: Tensor
     seeds: tuple[int, ...]
-    t: int
-    clock: np.ndarray
-    start: np.ndarray
-    finish: np.ndarray
-    rounds: np.ndarray
-    read: np.ndarray
-
-
-@dataclass
-class Times:
-    """The part of a state that no model has a say in: ``clock`` to ``read``, see there."""
-
-    clock: np.ndarray
-    start: np.ndarray
-    finish: np.ndarray
-    rounds: np.ndarray
-    read: np.ndarray
-
-    @classmethod
-    def of(cls, held: AsyncState | Times) -> Times:
-        """Return a copy that shares no array."""
-        return cls(*(getattr(held, f.name).copy() for f in fields(cls)))
+    t: int = 0
 
 
 @dataclass(frozen=True)
@@ -185,7 +184,7 @@ class AsyncTDCD:
         times = Times(np.zeros(R), np.zeros((R, N)), np.zeros((R, N)), rounds, read)
         begun = upload([Instant(hubs, self._begin(times, task, seeds, hubs))], x.device)
         pending = self._learn(task, x, x.clone(), begun[0])
-        return AsyncState(x, pending, tuple(seeds), 0, **vars(times))
+        return AsyncState(**vars(times), x=x, pending=pending, seeds=tuple(seeds))
 
     def draws(self, state: AsyncState, task: TieredTask) -> Iterator[Tick[np.ndarray]]:
         """Let the clocks run, on the host: who publishes when, and what each hub draws."""
@@ -193,6 +192,7 @@ class AsyncTDCD:
         for t in itertools.count(state.t):
             until = float("inf") if self.tick is None else (t + 1) * self.tick
             queues, instants, done = [_queue(row) for row in times.finish], [], []
+            # one instant a turn, of all runs: whoever finishes in it publishes before any begins
             while any(queue.next_time <= until for queue in queues):
                 hubs = []
                 for r, queue in enumerate(queues):
@@ -233,7 +233,7 @@ class AsyncTDCD:
 
     def busy(self, task: TieredTask, seed: int, hub: int, round: int) -> float:
         """Return how long a hub's round lasts, ``3 t_comm + Q t_comp`` with every term drawn."""
-        comm, comp = each(self.comm, task.N)[hub], each(self.comp, task.N)[hub]
+        comm, comp = laws_of(self.comm, task.N)[hub], laws_of(self.comp, task.N)[hub]
         trips = comm.draws(seed, "comm", hub, round, size=3)
         steps = comp.draws(seed, "comp", hub, round, size=self.local_steps)
         time = float(trips.sum() + steps.sum())

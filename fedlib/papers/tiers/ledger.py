@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -22,24 +23,20 @@ def messages(algorithm: TDCD, task: TieredTask, state: TieredState) -> list[Mess
     with private labels, derivatives and fresh embeddings as well. The hubs agree on the ids by a
     shared seed.
     """
-    out: list[Message] = []
+    sent, send = _ledger(task, state.t)
     one = replace(state, x=state.x[:1], seeds=state.seeds[:1])
     drawn = draw_one(algorithm, one, task)
     silos = [Cohort.of(task, j, drawn, one.x) for j in range(task.N)]
-
-    def send(sender: str, receiver: str, content: str, *shape: int) -> None:
-        out.append(_message(task, state.t, sender, receiver, content, *shape))
-
     E, B = task.widths[0], drawn.ids.shape[1]
     for silo in silos:
         j, hub, P = silo.j, f"hub {silo.j}", task.models[silo.j].size
         count = (silo.weight > 0).sum(1).tolist()
-        for k, held in enumerate(count):
+        for k, samples in enumerate(count):
             client = f"client {k},{j}"
             send(hub, client, "model", P)
             send(hub, client, "sample ids", B)
-            send(client, hub, "embeddings", held, E)
-            send(hub, client, "foreign embeddings", held, E)
+            send(client, hub, "embeddings", samples, E)
+            send(hub, client, "foreign embeddings", samples, E)
             send(client, hub, "model", P)
         for other in range(task.N):
             if other != j:
@@ -48,7 +45,7 @@ def messages(algorithm: TDCD, task: TieredTask, state: TieredState) -> list[Mess
             for _ in range(algorithm.local_steps if algorithm.fresh else 1):
                 send(hub, "hub 0", "fresh embeddings", B, E)
                 send("hub 0", hub, "derivatives", B, E)
-    return out
+    return sent
 
 
 def hub_messages(
@@ -61,14 +58,10 @@ def hub_messages(
     hold with the new average, and it publishes the whole table ``[M, E]``. The average is already
     with the clients when the next round begins.
     """
-    out: list[Message] = []
     count, name, P = int(state.rounds[0, hub]), f"hub {hub}", task.models[hub].size
+    sent, send = _ledger(task, count)
     ids = draw_ids(state.seeds[:1], count, len(task.y), algorithm.batch_size)
     parts, (M, E, B) = task.rows[hub], (len(task.y), task.widths[0], ids.shape[1])
-
-    def send(sender: str, receiver: str, content: str, *shape: int) -> None:
-        out.append(_message(task, count, sender, receiver, content, *shape))
-
     for k, rows in enumerate(parts):
         client = f"client {k},{hub}"
         send(name, client, "sample ids", B)
@@ -79,11 +72,15 @@ def hub_messages(
     for other in range(task.N):
         if other != hub:
             send(name, f"hub {other}", "embeddings", M, E)
-    return out
+    return sent
 
 
-def _message(
-    task: TieredTask, t: int, sender: str, receiver: str, content: str, *shape: int
-) -> Message:
-    size = 8 if content == "sample ids" else task.x[0].element_size()
-    return Message(t, sender, receiver, content, shape, int(np.prod(shape)) * size)
+def _ledger(task: TieredTask, t: int) -> tuple[list[Message], Callable[..., None]]:
+    """Return the messages of round ``t``, none yet, and what adds one to them."""
+    sent: list[Message] = []
+
+    def send(sender: str, receiver: str, content: str, *shape: int) -> None:
+        size = 8 if content == "sample ids" else task.x[0].element_size()
+        sent.append(Message(t, sender, receiver, content, shape, int(np.prod(shape)) * size))
+
+    return sent, send

@@ -20,7 +20,7 @@ from fedlib.engine.rng import stream
 from fedlib.errors import FedlibError, unknown
 from fedlib.files import digest
 
-Rows = Sequence[Sequence[np.ndarray]]  # [silo][client] row numbers
+RowSplit = Sequence[Sequence[np.ndarray]]  # [silo][client] row numbers
 
 
 class TieredTask:
@@ -61,7 +61,7 @@ class TieredTask:
         models: Sequence[Model],
         features: Sequence[Tensor | np.ndarray],
         labels: Tensor | np.ndarray,
-        rows: Rows | Mapping[int, Rows],
+        rows: RowSplit | Mapping[int, RowSplit],
         test_features: Sequence[Tensor | np.ndarray] | None = None,
         test_labels: Tensor | np.ndarray | None = None,
         loss_name: str = "cross_entropy",
@@ -71,10 +71,10 @@ class TieredTask:
         if loss_name not in LOSSES:
             raise unknown("loss", loss_name, LOSSES)
         splits = rows if isinstance(rows, Mapping) else {None: rows}
-        for held in splits.values():
-            if not 0 < len(models) == len(features) == len(held):
+        for silos in splits.values():
+            if not 0 < len(models) == len(features) == len(silos):
                 raise FedlibError(
-                    f"{len(models)} models, {len(features)} feature blocks and {len(held)} row "
+                    f"{len(models)} models, {len(features)} feature blocks and {len(silos)} row "
                     "splits: one of each is needed for every silo."
                 )
         self.models, self.loss_name, self.batch_norm = list(models), loss_name, batch_norm
@@ -85,23 +85,23 @@ class TieredTask:
             self.test_x = [as_features(x, device, "test features") for x in test_features]
             self.test_y = as_targets(test_labels, device, "test")
         self.splits = {
-            seed: [[np.asarray(part) for part in silo] for silo in held]
-            for seed, held in splits.items()
+            seed: [[np.asarray(part) for part in silo] for silo in silos]
+            for seed, silos in splits.items()
         }
         self._check()
         self.splits = {
-            seed: [[part.astype(np.int64) for part in silo] for silo in held]
-            for seed, held in self.splits.items()
+            seed: [[part.astype(np.int64) for part in silo] for silo in silos]
+            for seed, silos in self.splits.items()
         }
         self.K = [len(silo) for silo in next(iter(self.splits.values()))]
-        if any([len(silo) for silo in held] != self.K for held in self.splits.values()):
+        if any([len(silo) for silo in silos] != self.K for silos in self.splits.values()):
             raise FedlibError("Every seed's split needs as many clients in each silo.")
         stops = np.cumsum([model.size for model in self.models])
         self.columns = [slice(int(b - m.size), int(b)) for b, m in zip(stops, models, strict=True)]
         self.size = int(stops[-1])
-        self._owners = {seed: self._owner(held) for seed, held in self.splits.items()}
+        self._owners = {seed: self._owner(silos) for seed, silos in self.splits.items()}
 
-    def _owner(self, rows: Rows) -> np.ndarray:
+    def _owner(self, rows: RowSplit) -> np.ndarray:
         """Return who holds each row, ``[silos, M]``."""
         owner = np.empty((len(rows), len(self.y)), dtype=np.int64)
         for j, silo in enumerate(rows):
@@ -142,8 +142,8 @@ class TieredTask:
                     f"Silo {j} has {len(x)} rows, the labels {M}. Silos must hold the same samples "
                     "in the same order; join them by id first."
                 )
-        for held in self.splits.values():
-            self._check_rows(held)
+        for silos in self.splits.values():
+            self._check_rows(silos)
         if len(set(self.widths)) > 1:
             raise FedlibError(
                 f"Embedding widths {self.widths} differ between silos. They are summed, so all "
@@ -155,7 +155,7 @@ class TieredTask:
                     f"Silo {j}: its model has BatchNorm or dropout. An embedding must depend on "
                     "one sample alone. Use GroupNorm, and no dropout."
                 )
-        crowds = {len(silo) for held in self.splits.values() for silo in held}
+        crowds = {len(silo) for silos in self.splits.values() for silo in silos}
         if self.batch_norm and (crowds != {1} or any(model.buffers for model in self.models)):
             raise FedlibError(
                 f"batch_norm needs one client a silo, whose minibatch is whole; got {crowds}. And "
@@ -173,17 +173,17 @@ class TieredTask:
         for j, (x, test) in enumerate(zip(self.x, self.test_x, strict=True)):
             check_alike(x, test, f"test features of silo {j}")
 
-    def _check_rows(self, rows: Rows) -> None:
+    def _check_rows(self, rows: RowSplit) -> None:
         """Refuse what is not a split of all rows."""
         M = len(self.y)
         if wrong := [p.dtype for silo in rows for p in silo if p.dtype.kind not in "iu"]:
             raise FedlibError(f"Clients' rows are whole numbers; got an array of type {wrong[0]}.")
         for j, silo in enumerate(rows):
-            held = np.concatenate(silo) if silo else np.array([], dtype=int)
-            if len(held) != M or not np.array_equal(np.sort(held), np.arange(M)):
+            numbers = np.concatenate(silo) if silo else np.array([], dtype=int)
+            if len(numbers) != M or not np.array_equal(np.sort(numbers), np.arange(M)):
                 raise FedlibError(
-                    f"Silo {j}: its clients hold {len(np.unique(held))} of {M} rows in "
-                    f"{len(held)} places. Each row needs exactly one client in every silo."
+                    f"Silo {j}: its clients hold {len(np.unique(numbers))} of {M} rows in "
+                    f"{len(numbers)} places. Each row needs exactly one client in every silo."
                 )
 
     def to(self, device: str | torch.device) -> TieredTask:
@@ -268,7 +268,8 @@ class TieredTask:
         measure = lambda part: self.predict(theta, [x[part] for x in features])  # noqa: E731
         outs = each(measure, keep.split(250), keep.device)
         out, y = torch.cat(outs, 1), y[keep]
-        found = values(tally(self.loss_name, out, y.expand(len(theta), *y.shape)).cpu(), len(keep))
+        sums = tally(self.loss_name, out, y.expand(len(theta), *y.shape))
+        metrics = values(sums.cpu(), len(keep))
         if self.loss_name == "logistic":
-            found["auroc"] = auroc(out.squeeze(-1), y).cpu()
-        return found
+            metrics["auroc"] = auroc(out.squeeze(-1), y).cpu()
+        return metrics

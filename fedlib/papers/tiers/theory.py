@@ -106,19 +106,6 @@ def theorem_1(
     return _bound(L, L_max, gap, noise, noise, lr, Q, rounds)
 
 
-def theorem_1_heterogeneous(
-    *, L: float, L_max: float, gap: float, sigma2: Any, kappa2: Any, lr: float, Q: int, rounds: int
-) -> Bound:
-    """Return Theorem 1 for clients whose gradients are unbiased only on average (ours).
-
-    ``kappa2`` holds ``kappa_j^2 >= mean_k ||grad_j F_kj - grad_j L||^2``, ``[N]`` or the sum, and
-    ``sigma2`` the variances around the clients' own gradients. The bound is at most
-    ``theorem_1`` with ``sigma2 + kappa2``: heterogeneity enters only through the drift.
-    """
-    noise = as_array(sigma2).sum()
-    return _bound(L, L_max, gap, noise, noise + as_array(kappa2).sum(), lr, Q, rounds)
-
-
 def theorem_1_independent(
     *,
     L: float,
@@ -139,8 +126,11 @@ def theorem_1_independent(
     ----------
     sigma2, clients
         ``[N]`` each, ``sigma_j^2`` and ``K_j`` of every silo; or numbers, for all silos together.
+        With ``clients=1`` nothing is said of how the noises of a silo's clients go together.
     kappa2
-        As in ``theorem_1_heterogeneous``; zero for clients with the same distribution.
+        ``kappa_j^2 >= mean_k ||grad_j F_kj - grad_j L||^2``, ``[N]`` or the sum, for clients whose
+        gradients are unbiased only on average; ``sigma2`` then holds the variances around the
+        clients' own gradients. Zero for clients with the same distribution.
 
     The other parameters and the error are those of ``theorem_1``.
     """
@@ -206,13 +196,13 @@ def rest_bound(*, L_max: float, lr: float, Q: int, kappa2: Any) -> float:
     return share**2 / (1 - share**2) * float(as_array(kappa2).sum())
 
 
-def empty_chance(*, samples: int, held: int, batch_size: int) -> float:
-    """Return the probability that a client with ``held`` of the rows has none in a minibatch.
+def empty_chance(*, samples: int, rows: int, batch_size: int) -> float:
+    """Return the probability that a client with ``rows`` of the samples has none in a minibatch.
 
     ``C(M - m, B) / C(M, B)``: B of M rows are drawn without replacement. Times the number of
     clients it bounds the probability that some client of a silo comes away empty.
     """
-    M, m, B = samples, held, batch_size
+    M, m, B = samples, rows, batch_size
     if m + B > M:
         return 0.0
     parts = (M - m, M - B), (M - m - B, M)  # (M - m)! (M - B)! / ((M - m - B)! M!)
