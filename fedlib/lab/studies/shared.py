@@ -125,6 +125,18 @@ def dealt(
     return build_task(s, splits, device, *data), used
 
 
+def check_known(run: Mapping[str, Any], **known: Collection[Any]) -> None:
+    """Refuse a run that names what is not known; one that leaves a setting out is fine."""
+    for key, names in known.items():
+        if key in run and run[key] not in names:
+            raise unknown(f"{key} of run '{run['run']}'", str(run[key]), names)
+
+
+def measured(base: Mapping[str, Any], values: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return tidy rows of what was measured, one a metric."""
+    return [{**base, "metric": metric, "value": float(value)} for metric, value in values.items()]
+
+
 def side_by_side(s: Mapping[str, Any], rows: Collection[str]) -> list[list[dict[str, Any]]]:
     """Return the settings of every run, in lists of those that differ in ``rows`` alone."""
     together: dict[str, list[dict[str, Any]]] = {}
