@@ -4,10 +4,10 @@ from dataclasses import fields
 
 import numpy as np
 import pytest
-from plain_vertical import Plain, plain
+from plain_vertical import Plain, Uniform, plain
 from scipy import sparse
 
-from fedlib.papers.vertical import Problem, Uniform, simulate_parties, split_features
+from fedlib.papers.vertical import Problem, simulate_parties, split_features
 from fedlib.papers.vertical.compiled import Simulation
 from fedlib.papers.vertical.setup import CHUNK, Draws, Setup
 from fedlib.population.delays import Deterministic, Recorded, ShiftedExponential

@@ -264,7 +264,8 @@ def test_slopes_of_speed_ups_by_hand():
     assert [told["speed-up", q] for q in times] == [1, 2, 4, 8]
     assert told["slope", 0] == told["slope from two", 0] == 1.0
     half = {1: 8.0, 2: 8.0, 4: 4.0}  # speed-up 1, 1, 2
-    told = {r["metric"]: r["value"] for r in study.speed_up_rows("a", half, 30.0) if not r["parties"]}
+    rows = study.speed_up_rows("a", half, 30.0)
+    told = {r["metric"]: r["value"] for r in rows if not r["parties"]}
     assert told["slope"] == pytest.approx((1 + 2 + 8) / (1 + 4 + 16))
     assert told["slope from two"] == pytest.approx((1 + 4) / (1 + 4))
     lost = study.speed_up_rows("a", {1: math.inf, 2: 4.0, 4: math.inf}, 30.0)

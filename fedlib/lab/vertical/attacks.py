@@ -267,7 +267,7 @@ def told_apart(difference: float, width: float, law: str = "uniform") -> float:
     difference
         ``o - o'``.
     width, law
-        As in :class:`~.secure.RealMasks`.
+        ``"uniform"`` on ``[-B, B]``, or ``"gaussian"`` of standard deviation B.
     """
     check_positive("width", width)
     if law == "uniform":
