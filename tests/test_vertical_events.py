@@ -349,16 +349,6 @@ def test_a_party_has_as_many_threads_as_there_are_dominators():
     assert not np.array_equal(free.log.written, one.log.written)
 
 
-def test_a_uniform_delay_is_uniform():
-    law = Uniform(2.0, 6.0)
-    drawn = law.draws(0, "request", 1, size=20_000)
-    assert law.expected == 4 and 2 <= drawn.min() and drawn.max() <= 6
-    assert drawn.mean() == pytest.approx(4, abs=0.05) and drawn.var() == pytest.approx(
-        16 / 12, 0.05
-    )
-    assert np.array_equal(law.draws(0, "request", 1, size=10), drawn[:10])
-
-
 def test_evaluations_do_not_disturb():
     told = dict(steps=100, active=3, delays=RANDOM, inner=40)
     for method in METHODS:
