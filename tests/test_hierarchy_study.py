@@ -229,7 +229,7 @@ def test_a_run_is_evaluated_for_the_looks_that_show_it_and_never_besides(monkeyp
 def test_staleness_is_the_mean_over_the_merges_of_a_group():
     """Group 0: two iterations of 1 and a trip of 1. Group 1: one of 3 and a trip of 1."""
     line = arrivals(0, 2.0, 12.0, [Deterministic(1.0), Deterministic(3.0)], Deterministic(1.0))
-    told = study._whole("a", 0, line, 12.0).set_index("metric")["value"]
+    told = study._whole("a", 0, line).set_index("metric")["value"]
     assert told["rounds"] == 6 and told["round length"] == 2
     assert told["staleness of group 0"] == 2 / 4 and told["staleness of group 1"] == 1
     assert told["iterations of group 0"] == 2 and told["iterations of group 1"] == 1

@@ -89,7 +89,9 @@ def test_what_an_experiment_says_is_what_a_method_gets():
         "local": LocalOnly(lr, 2, 4),
         "oracle": Oracle(lr, 2, 4, groups=groups),
     }
-    assert {name: build(said, lr, population) for name, build in study.METHODS.items()} == expected
+    basic = (lr, 2, 4)
+    built = {name: build(basic, said, population) for name, build in study.METHODS.items()}
+    assert built == expected
 
 
 def test_the_task_has_the_ridge_that_an_experiment_says():
@@ -253,7 +255,7 @@ def test_halves_are_compared_with_guessing():
 def test_the_most_frequent_class_is_that_of_the_rows_that_judge_one_kind():
     held = SimpleNamespace(
         y=np.array([0, 0, 1, 2, 2, 1, 1]),
-        own={7: [np.array([0, 1, 2]), np.array([3, 4]), np.array([5])]},
+        judging={7: [np.array([0, 1, 2]), np.array([3, 4]), np.array([5])]},
         groups={7: np.array([0, 1, 1])},
     )
     assert [study.majority(held, 7, kind) for kind in range(3)] == [2 / 3, 2 / 3, 0]
@@ -274,7 +276,7 @@ def test_fedavg_is_fedavg():
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        (dict(method="fedsgd"), "Unknown method 'fedsgd'"),
+        (dict(method="fedsgd"), "Unknown method of run 'last' 'fedsgd'"),
         (dict(model=["forest", 3]), "Unknown model 'forest'"),
         (dict(model=[]), "model is empty"),
         (dict(model=["softmax"]), "Expected .'softmax', features, classes"),
@@ -288,7 +290,7 @@ def test_fedavg_is_fedavg():
         (dict(clients=1), "Two halves have two clients or more; got clients = 1"),
         (dict(samples=1), "too few samples: of 1, judging = 0.25 leaves 1 to learn from and 0"),
         (dict(features=1, model=["softmax", 1, 2]), "1 features leave no second direction"),
-        (dict(method="perm", visits="often"), "kind of visits"),
+        (dict(method="perm", visits="often"), "Unknown visits of run 'last'"),
         (dict(method="apfl", mixing=1.5), "Run 'last': mixing is a share, at most 1; got 1.5"),
         (dict(warmup=14), "14 rounds of warm-up leave none of 14"),
         (dict(batch_size=50), "a minibatch of 50, and clients learn from 15 samples"),
@@ -342,8 +344,8 @@ RATES = dict(
         (dict(clients=1), "two clients or more can differ; got 1"),
         (dict(kappa=0.5), "kappa = L/mu is 1 or more; got 0.5"),
         (dict(rounds_grid=[]), "rounds_grid is empty"),
-        (dict(order="often"), "Unknown order 'often'"),
-        (dict(stages=3), "Run 'b': stages are 1 or 2; got 3"),
+        (dict(order="often"), "Unknown order of run 'b' 'often'"),
+        (dict(stages=3), "stages of run 'b' '3'. Valid: 1, 2"),
     ],
 )
 def test_rates_that_cannot_be_measured_are_refused_in_a_sentence(change, match):

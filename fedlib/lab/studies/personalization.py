@@ -61,7 +61,7 @@ def _mixing(s: Serving) -> Mixing:
 
 
 def _visits(s: Serving) -> str:
-    return s.get("visits", VISITS[0])
+    return s.get("visits", "relative")
 
 
 METHODS: dict[str, Callable[[Basic, Serving, Population], Any]] = {
