@@ -283,8 +283,8 @@ def _whole(name: str, seed: int, line: Any) -> pd.DataFrame:
             waits = hasattr(line, "idle")
             name_of, other = ("idle time", line.idle) if waits else ("staleness", line.staleness)
             values[f"{name_of} of group {i}"] = other[there, i].mean()
-    base = dict(run=name, seed=seed, round=0, clock=line.end[-1], rounds=U, split="clock")
-    return pd.DataFrame(measured(base, values))
+    whole = dict(run=name, seed=seed, round=0, clock=line.end[-1], rounds=U, split="clock")
+    return pd.DataFrame(measured({}, values)).assign(**whole)
 
 
 @alike("seeds", "runs")

@@ -177,9 +177,10 @@ def corollary(job: Job[Corollary]) -> Outcome:
         for _ in range(U):
             total = total + global_gradient(task, groups, state.x).square().sum(1) / U
             state, _ = algorithm.round(state, task, upload([next(luck)], "cpu")[0])
-        for seed, value in zip(job.seeds, total, strict=True):
-            base = dict(run="corollary", seed=seed, rounds=U, split="train")
-            rows += measured(base, {"squared gradient": value})
+        row = dict(run="corollary", rounds=U, split="train", metric="squared gradient")
+        rows += [
+            row | dict(seed=n, value=v) for n, v in zip(job.seeds, total.tolist(), strict=True)
+        ]
     return Outcome(pd.DataFrame(rows), {}, {})
 
 

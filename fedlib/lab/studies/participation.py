@@ -331,9 +331,8 @@ def speedup(job: Job[Speedup]) -> Outcome:
         for cohort in tqdm(s["cohorts"], desc=run["run"], disable=not job.progress):
             process = Full(clients) if cohort == clients else Independent(clients, cohort)
             error = _stationary_error(job, task, FedAvg(process, s["lr"], batch_size=1))
-            for seed, value in zip(job.seeds, error, strict=True):
-                base = dict(run=run["run"], cohort=cohort, seed=seed, split="train")
-                rows += measured(base, {"error": value})
+            row = dict(run=run["run"], cohort=cohort, split="train", metric="error")
+            rows += [row | dict(seed=n, value=e) for n, e in zip(job.seeds, error, strict=True)]
     return Outcome(pd.DataFrame(rows), {}, {})
 
 

@@ -150,9 +150,9 @@ def _deal(setup: Setup, phases: int, folder: Path) -> None:
     """Write down what each party needs: its columns, the labels if it is active, what to do."""
     problem, none = setup.problem, np.ones(setup.problem.n)
     for l, block in enumerate(problem.blocks):
-        own = replace(problem, x=problem.x[:, block], y=none, blocks=(np.arange(len(block)),))
+        part = replace(problem, x=problem.x[:, block], y=none, blocks=(np.arange(len(block)),))
         task = Task(
-            Setup(own, setup.method, setup.lr, table=setup.table, seed=setup.seed),
+            Setup(part, setup.method, setup.lr, table=setup.table, seed=setup.seed),
             problem.y if l in setup.active else None,
             setup.active, setup.threads, phases, setup.steps // phases,
         )  # fmt: skip

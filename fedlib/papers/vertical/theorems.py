@@ -124,8 +124,8 @@ def theorem_2_printed(c: Constants, d: Delays, eps: float, printed: bool = True)
     """Return the largest rate that Theorem 2 allows, and the epochs of all its outer loops."""
 
     def fits(lr: float) -> bool:
-        told = theorem_2_parts(c, d, lr, printed)
-        return told["outer"] <= 0.05 and told["floor"] <= eps / 8
+        parts = theorem_2_parts(c, d, lr, printed)
+        return parts["outer"] <= 0.05 and parts["floor"] <= eps / 8
 
     lr = _largest(fits)
     inner = math.log(0.25) / math.log1p(-theorem_2_parts(c, d, lr, printed)["rho"])
