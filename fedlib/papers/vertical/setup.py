@@ -43,7 +43,6 @@ class Setup:
     steps: int = 0  # dominated ones, in all
     log: bool = True
     prompt: bool = False
-    chunk: int = CHUNK
 
     def __post_init__(self) -> None:
         q = self.problem.q
