@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from fedlib.engine.rng import stream
 from fedlib.lab.vertical.wire import Block
 from fedlib.papers.vertical import Problem
 from fedlib.papers.vertical.algorithm import drive
@@ -28,6 +29,19 @@ def plain(problem: Problem, method: str, lr: float, *, rounds: bool = False, **t
     told["steps"] = total_steps(problem.n, told.pop("epochs", None), told.get("steps"))
     setup = Setup(problem, method, lr, **told | ({"log": False} if rounds else {}))
     return drive((Rounds if rounds else Plain)(setup, Draws(setup)), **how, keep=keep)
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """A delay between ``low`` and ``high``, every value equally likely."""
+
+    low: float
+    high: float
+
+    def draws(self, seed: int, name: str, *keys: int, size: int) -> np.ndarray:
+        """Return independent durations ``[size]``."""
+        unit = stream(seed, f"delay {name}", *keys).random(size)
+        return self.low + (self.high - self.low) * unit
 
 
 @dataclass

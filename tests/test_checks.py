@@ -21,7 +21,7 @@ from fedlib.engine.sweeps import sweep
 from fedlib.engine.tasks import Task
 from fedlib.errors import FedlibError
 from fedlib.lab.job import off_cycle
-from fedlib.lab.trials import MODELS
+from fedlib.lab.trials import TASKS
 from fedlib.papers.fedavg import FedAvg
 from fedlib.papers.hierarchy import theory as hierarchy_theory
 from fedlib.papers.participation.algorithm import GeneralizedFedAvg
@@ -70,7 +70,7 @@ def test_so_are_those_of_the_amplification(field):
 def test_numbers_of_any_kind_will_do():
     steps, lr = np.int64(3), np.float32(0.1)
     algorithm = FedAvg(ALL, lr, steps, np.int32(4))
-    task = MODELS["mlp"](np.float32)
+    task = TASKS["mlp"](np.float32)
     assert simulate(algorithm, task, np.int64(2), np.arange(2), progress=False).state.t == 2
     rates = np.array([0.1, 0.2])
     assert FedAvg(ALL, rates).lr is rates and FedAvg(ALL, [0.1, 0.2]).lr == [0.1, 0.2]
@@ -79,7 +79,7 @@ def test_numbers_of_any_kind_will_do():
 @pytest.mark.parametrize("seeds", [3, np.int64(3), (), [], None, [1.5], ["1"], [-1], [True]])
 @pytest.mark.parametrize("way", ["simulate", "sweep", "init"])
 def test_seeds_are_whole_numbers_in_a_list(seeds, way):
-    task, algorithm = MODELS["mlp"](np.float64), FedAvg(ALL, 0.1)
+    task, algorithm = TASKS["mlp"](np.float64), FedAvg(ALL, 0.1)
     with pytest.raises(FedlibError, match=r"[Ss]eeds? (is|are) a") as error:
         if way == "simulate":
             simulate(algorithm, task, 1, seeds, progress=False)
@@ -103,11 +103,11 @@ def test_seeds_are_whole_numbers_in_a_list(seeds, way):
 )
 def test_a_grid_is_lists_of_different_values(grid, told):
     with pytest.raises(FedlibError, match=told):
-        sweep(FedAvg(ALL, 0.1), MODELS["mlp"](np.float64), 1, grid, progress=False)
+        sweep(FedAvg(ALL, 0.1), TASKS["mlp"](np.float64), 1, grid, progress=False)
 
 
 def test_rounds_looks_and_splits():
-    task, algorithm = MODELS["mlp"](np.float64), FedAvg(ALL, 0.1)
+    task, algorithm = TASKS["mlp"](np.float64), FedAvg(ALL, 0.1)
     for rounds in (-1, 1.5, "3"):
         with pytest.raises(FedlibError, match="rounds is a whole number"):
             simulate(algorithm, task, rounds, progress=False)
@@ -121,7 +121,7 @@ def test_rounds_looks_and_splits():
     "x", [torch.zeros(3), torch.zeros(1, 3), np.zeros((2, 139)), torch.zeros(3, 139), [1.0]]
 )
 def test_a_start_is_a_model_for_each_seed(x):
-    task = MODELS["mlp"](np.float64)
+    task = TASKS["mlp"](np.float64)
     size = task.size
     if isinstance(x, torch.Tensor) and x.shape[-1] == 139:
         x = torch.zeros(3, size)
@@ -142,7 +142,7 @@ def test_rows_and_modules_fit():
 
 
 def test_models_and_batches_fit_together():
-    task = MODELS["mlp"](np.float64)
+    task = TASKS["mlp"](np.float64)
     theta, rows = task.init((1, 2)), torch.zeros(2, 4, dtype=torch.long)
     for wrong in (theta[:, :-1], torch.cat([theta, theta], 1), theta[0]):
         with pytest.raises(FedlibError, match=rf"Expected one copy a row, \[C, {task.size}\]"):
@@ -216,7 +216,7 @@ def test_weight_decay_is_a_number(l2):
 
 
 def test_no_column_of_a_model_is_passed_over():
-    task = MODELS["mlp"](np.float64)
+    task = TASKS["mlp"](np.float64)
     row = task.init((1,))
     for wrong in (torch.cat([row, row], 1), row[0], row.numpy(), row[:0]):
         for use in (task.evaluate, lambda theta: task.grad(theta, task.data.full_batch([0]))):
@@ -228,7 +228,7 @@ def test_no_column_of_a_model_is_passed_over():
 
 
 def test_rows_of_a_module_start_a_run_in_the_features_type():
-    task = MODELS["mlp"](np.float32)
+    task = TASKS["mlp"](np.float32)
     row = task.model.to_row(task.model.to_module(task.init((5,))))
     assert row.dtype == torch.float64
     state = FedAvg(ALL, 0.1).init(task, (5,), row)
@@ -238,7 +238,7 @@ def test_rows_of_a_module_start_a_run_in_the_features_type():
 
 
 def test_batches_weights_and_rates_fit():
-    task = MODELS["mlp"](np.float64)
+    task = TASKS["mlp"](np.float64)
     theta, rows = task.init((1, 2)), torch.zeros(2, 4, dtype=torch.long)
     with pytest.raises(FedlibError, match=r"step 0 is \[2, 0\]"):
         local_sgd(task, theta, [Batch(rows[:, :0])], 0.1)
@@ -262,7 +262,7 @@ def test_options_of_a_simulation(kind, option, value):
 
 def test_a_seed_that_is_too_large():
     with pytest.raises(FedlibError, match="seed is below"):
-        simulate(FedAvg(ALL, 0.1), MODELS["mlp"](np.float64), 1, [2**63], progress=False)
+        simulate(FedAvg(ALL, 0.1), TASKS["mlp"](np.float64), 1, [2**63], progress=False)
 
 
 @pytest.mark.parametrize(
@@ -276,7 +276,7 @@ def test_a_seed_that_is_too_large():
 def test_minibatches_are_asked_for_run_by_run(held):
     asked = dict(seeds=(0,), clients=torch.tensor([[0, 1]]), cursor=np.zeros((1, 4), int), steps=1)
     with pytest.raises(FedlibError):
-        MODELS["mlp"](np.float64).data.next_batches(**{**asked, "batch_size": 2, **held})
+        TASKS["mlp"](np.float64).data.next_batches(**{**asked, "batch_size": 2, **held})
 
 
 @pytest.mark.parametrize(
@@ -306,7 +306,7 @@ def test_widths_and_norms():
 
 def test_kept_orders_are_bounded_and_the_same(monkeypatch):
     def read():
-        task = MODELS["mlp"](np.float64)
+        task = TASKS["mlp"](np.float64)
         return simulate(FedAvg(ALL, 0.1, 7, 4), task, 5, progress=False).state.x
 
     before = read()
@@ -361,7 +361,7 @@ def test_a_model_is_applied_to_a_batch_a_copy(theta, x, told):
 
 
 def test_rows_have_the_features_type_everywhere():
-    task = MODELS["mlp"](np.float64)
+    task = TASKS["mlp"](np.float64)
     theta, batch = torch.zeros(1, task.size), task.data.full_batch([0])
     for ask in (
         lambda: local_sgd(task, theta, [batch], 0.1),
@@ -374,7 +374,7 @@ def test_rows_have_the_features_type_everywhere():
 
 @pytest.mark.parametrize("clients", [[], [99], [-1], [1.5], 3])
 def test_clients_are_numbers_of_some(clients):
-    task = MODELS["mlp"](np.float64)
+    task = TASKS["mlp"](np.float64)
     with pytest.raises(FedlibError, match="Clients are numbers from 0 to"):
         task.data.full_batch(clients)
     if clients in ([99], [-1], [1.5]):
@@ -386,7 +386,7 @@ def test_clients_are_numbers_of_some(clients):
 
 
 def test_options_of_rules_and_estimates():
-    task = MODELS["mlp"](np.float64)
+    task = TASKS["mlp"](np.float64)
     row, batch = torch.zeros(1, task.size).double(), task.data.full_batch([0])
     for beta in (-1, 1.5, math.nan, "a", None, True):
         with pytest.raises(FedlibError, match="beta is a number"):
@@ -409,7 +409,7 @@ def test_a_stream_has_a_whole_number_for_a_seed(seed):
     with pytest.raises(FedlibError, match="A seed is a whole number"):
         stream(seed, "data")
     with pytest.raises(FedlibError, match="A seed is a whole number"):
-        MODELS["mlp"](np.float64).init([seed])
+        TASKS["mlp"](np.float64).init([seed])
 
 
 @pytest.mark.parametrize(
@@ -486,7 +486,7 @@ def test_a_strength_of_mixing_is_a_number(lam):
     ],
 )
 def test_simulate_says_what_it_is_given_wrongly(change, told):
-    given = dict(algorithm=FedAvg(Independent(4, 2), 0.1, 1, 4), task=MODELS["mlp"](np.float64))
+    given = dict(algorithm=FedAvg(Independent(4, 2), 0.1, 1, 4), task=TASKS["mlp"](np.float64))
     with pytest.raises(FedlibError, match=told):
         simulate(**(given | change), rounds=3, progress=False)
 

@@ -26,7 +26,7 @@ from fedlib.engine.model import Model
 from fedlib.lab import gpu
 from fedlib.lab.job import Job
 from fedlib.lab.studies import participation as study
-from fedlib.lab.trials import CLIENTS, MODELS
+from fedlib.lab.trials import CLIENTS, TASKS
 from fedlib.papers.personalization import Mixing
 from fedlib.population.participation import Independent
 
@@ -137,6 +137,6 @@ def test_every_model_has_a_trial():
         for name, build in inspect.getmembers(models, inspect.isfunction)
         if inspect.signature(build).return_annotation == "Model" and not name.startswith("_")
     }
-    assert there <= set(MODELS) and len(there) >= 9
+    assert there <= set(TASKS) and len(there) >= 9
     for name in there:
-        assert isinstance(MODELS[name](np.float32).model, Model)
+        assert isinstance(TASKS[name](np.float32).model, Model)

@@ -99,7 +99,7 @@ def test_both_sides_go_different_ways(monkeypatch):
 
     monkeypatch.setattr(local, "replayed", seen)
     trials.compare(TRIALS["FedAvg, mlp"], "float32", "cpu")
-    assert len(used) == trials.ROUNDS["float32"]
+    assert len(used) == trials.TRIAL_ROUNDS["float32"]
     with local.everywhere("loop"), pytest.raises(ZeroDivisionError), local.everywhere("batched"):
         raise ZeroDivisionError
     assert local._default.get() is None
@@ -115,17 +115,17 @@ def test_a_device_that_gives_no_number_does_not_agree(monkeypatch):
 
     monkeypatch.setattr(recording.Recording, "__call__", lost)
     assert not trials.compare(TRIALS["FedAvg, mlp"], "float64", "cpu") <= 1e300
-    assert trials._apart(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 4.0]), torch.ones(2)) == 2
+    assert trials._gap(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 4.0]), torch.ones(2)) == 2
 
 
 @pytest.mark.slow
 def test_a_way_of_convolving_that_is_off_is_noticed(monkeypatch):
-    for layer in trials.SHAPES:
+    for layer in trials.LAYERS:
         for way in convolution.WAYS:
-            assert trials.ways_apart(layer, way, "float64", "cpu") < 1e-12
+            assert trials.ways_gap(layer, way, "float64", "cpu") < 1e-12
     off = {"grouped": lambda *given: convolution.grouped(*given) * (1 + 1e-6)}
     monkeypatch.setattr(convolution, "WAYS", off)
-    assert trials.ways_apart("second", "grouped", "float64", "cpu") > 1e-7
+    assert trials.ways_gap("second", "grouped", "float64", "cpu") > 1e-7
 
 
 class Visit(gpu.Visit):
@@ -168,7 +168,7 @@ def test_what_differs_or_breaks_is_told_and_hides_nothing(monkeypatch):
         raise RuntimeError("no kernel image\nis available")
 
     monkeypatch.setattr(gpu, "trials", lambda: {"a": breaks, "b": TRIALS["FedAvg, mlp"]})
-    monkeypatch.setattr(gpu, "SHAPES", {})
+    monkeypatch.setattr(gpu, "LAYERS", {})
     monkeypatch.setitem(gpu.TOLERANCE, "float64", -1.0)
     found, told = {**experiments.provenance("cpu"), "tf32": False, "source": "x"}, []
     rows = agreed(found, told)
@@ -431,10 +431,10 @@ def test_seeds_of_two_precisions_have_folders_of_their_own(tmp_path, monkeypatch
 
 def test_only_float32_is_allowed_to_be_coarse(monkeypatch):
     monkeypatch.setattr(gpu, "trials", dict)
-    monkeypatch.setattr(gpu, "SHAPES", {})
+    monkeypatch.setattr(gpu, "LAYERS", {})
     monkeypatch.setattr(gpu, "compare", lambda *_, **__: 0.0)
     assert [row["allowed"] for row in agreed({}, tf32=True)] == [1e-9, gpu.COARSE]
 
 
 def test_who_never_moved_does_not_agree():
-    assert trials._apart(torch.ones(2), 2 * torch.ones(2), torch.ones(2)) == math.inf
+    assert trials._gap(torch.ones(2), 2 * torch.ones(2), torch.ones(2)) == math.inf

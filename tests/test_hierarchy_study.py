@@ -24,7 +24,7 @@ from fedlib.population.delays import Deterministic
 
 LABELS = np.random.default_rng(0).integers(0, 10, 4000)
 HELD = SimpleNamespace(train_y=LABELS)
-SPLITS = [split for split in study.SPLITS if split != "owners"]
+SPLITS = [split for split in study.GROUP_SPLITS if split != "owners"]
 
 
 def dealt(seed=1, **settings):
@@ -132,10 +132,10 @@ def test_rows_at_even_times_hold_the_last_completed_round():
 
 def test_delay_laws_come_from_the_eight_numbers_or_from_what_replaces_them():
     s = dict(delays=[0.1, 1.4, 0.01, 0.14, 4.0, 2.0, 0.5, 1.0], groups=[10, 20])
-    (a, b), server = study.laws(s)
+    (a, b), server = study.delay_laws(s)
     assert (a.shift, a.mean, b.shift, b.mean) == pytest.approx((2.4, 0.24, 3.4, 0.34))
     assert (server.shift, server.mean) == pytest.approx((10.0, 2.0))
-    (a, b), server = study.laws(s | dict(shifts=[1.0, 7.0], server_shift=30.0))
+    (a, b), server = study.delay_laws(s | dict(shifts=[1.0, 7.0], server_shift=30.0))
     assert (a.shift, a.mean, b.shift, b.mean) == pytest.approx((1.0, 0.1, 7.0, 0.7))
     assert (server.shift, server.mean) == pytest.approx((30.0, 2.0))
 
@@ -199,7 +199,7 @@ def test_few_training_samples_are_spread_evenly_and_all_test_samples_are_looked_
     task = study.build_task(TRAINED, [3])[0]
     x, data = task.init((3,)), task.data
     state = SimpleNamespace(x=x, y=torch.stack([x, -x], 1), seeds=(3,))
-    told = study.Looks(TRAINED | dict(evaluate_on=7))(state, task)
+    told = study.GroupMetrics(TRAINED | dict(evaluate_on=7))(state, task)
     loss, hit = losses_and_hits(x[0], data.test_x, data.test_y)
     assert float(told["test", "loss"]) == pytest.approx(loss.mean(), rel=1e-5)
     _, other = losses_and_hits(-x[0], data.test_x, data.test_y)
@@ -229,7 +229,7 @@ def test_a_run_is_evaluated_for_the_looks_that_show_it_and_never_besides(monkeyp
 def test_staleness_is_the_mean_over_the_merges_of_a_group():
     """Group 0: two iterations of 1 and a trip of 1. Group 1: one of 3 and a trip of 1."""
     line = arrivals(0, 2.0, 12.0, [Deterministic(1.0), Deterministic(3.0)], Deterministic(1.0))
-    told = study._whole("a", 0, line, 12.0).set_index("metric")["value"]
+    told = study._whole("a", 0, line).set_index("metric")["value"]
     assert told["rounds"] == 6 and told["round length"] == 2
     assert told["staleness of group 0"] == 2 / 4 and told["staleness of group 1"] == 1
     assert told["iterations of group 0"] == 2 and told["iterations of group 1"] == 1

@@ -28,7 +28,7 @@ KINDS = [
 def test_no_row_is_given_twice_and_none_that_judges_is_learned_from(s):
     found = people(s, [3, 4])
     for seed in (3, 4):
-        train, own = found.train[seed], found.own[seed]
+        train, own = found.train[seed], found.judging[seed]
         rows = np.concatenate([*train, *own])
         assert len(train) == len(own) == len(found.groups[seed]) == s["clients"]
         assert len(np.unique(rows)) == len(rows) and rows.max() < len(found.y)
@@ -37,20 +37,20 @@ def test_no_row_is_given_twice_and_none_that_judges_is_learned_from(s):
                for a, b in zip(found.train[3], found.train[4], strict=True))  # fmt: skip
     again = people(s, [4, 3])
     if s["split"] != "halves":
-        assert all((a == b).all() for a, b in zip(found.own[3], again.own[3], strict=True))
+        assert all((a == b).all() for a, b in zip(found.judging[3], again.judging[3], strict=True))
 
 
 def test_a_share_of_each_clients_rows_judges():
     found = people(HALVES, [0])
     assert {len(part) for part in found.train[0]} == {15}
-    assert {len(part) for part in found.own[0]} == {5}
+    assert {len(part) for part in found.judging[0]} == {5}
 
 
 def test_clients_of_one_class_are_of_one_kind():
     s = DIGITS | dict(split="classes", classes=1, clients=20, samples=16)
     found = people(s, [1])
     labels = [np.unique(found.y[np.r_[a, b]])
-              for a, b in zip(found.train[1], found.own[1], strict=True)]  # fmt: skip
+              for a, b in zip(found.train[1], found.judging[1], strict=True)]  # fmt: skip
     assert [len(c) for c in labels] == [1] * 20
     assert [int(c[0]) for c in labels] == found.groups[1].tolist()
     assert (np.bincount(found.groups[1]) == 2).all(), "every class as often as the others"
@@ -58,7 +58,7 @@ def test_clients_of_one_class_are_of_one_kind():
 
 def test_clients_of_two_classes_hold_two_and_know_no_kind():
     found = people(DIGITS | dict(split="classes", classes=2, samples=60), [1])
-    for parts in (found.train[1], found.own[1]):  # twelve rows judge, six of a class on average
+    for parts in (found.train[1], found.judging[1]):  # twelve rows judge, six of a class on average
         assert all(len(np.unique(found.y[part])) == 2 for part in parts)
     assert (found.groups[1] == -1).all()
 
@@ -69,7 +69,7 @@ def test_rows_and_classes_are_drawn_anew_for_each_seed():
     assert (one.groups[1] != other.groups[2]).any() and (one.groups[1] != np.arange(10)).any()
     for c in range(10):
         rows = [
-            set(np.r_[d.train[seed][n], d.own[seed][n]])
+            set(np.r_[d.train[seed][n], d.judging[seed][n]])
             for d, seed in ((one, 1), (other, 2))
             for n in np.flatnonzero(d.groups[seed] == c)
         ]
@@ -82,7 +82,7 @@ def test_writers_keep_their_rows():
     owners = datasets.owners(held)
     whose = np.r_[owners.train, owners.test]
     n = len(held.train_y)
-    for train, own in zip(found.train[2], found.own[2], strict=True):
+    for train, own in zip(found.train[2], found.judging[2], strict=True):
         (name,) = np.unique(whose[np.r_[train, own]])
         assert (train < n).all() and (own >= n).all() and len(train) <= 30
         assert len(own) == (owners.test == name).sum()

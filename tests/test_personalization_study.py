@@ -89,7 +89,9 @@ def test_what_an_experiment_says_is_what_a_method_gets():
         "local": LocalOnly(lr, 2, 4),
         "oracle": Oracle(lr, 2, 4, groups=groups),
     }
-    assert {name: build(said, lr, population) for name, build in study.METHODS.items()} == expected
+    basic = (lr, 2, 4)
+    built = {name: build(basic, said, population) for name, build in study.METHODS.items()}
+    assert built == expected
 
 
 def test_the_task_has_the_ridge_that_an_experiment_says():
@@ -109,7 +111,7 @@ def test_a_run_is_the_algorithm_judged_on_rows_of_each_clients_own():
     perm = PERM((0.3, 0.3), 2, 4, mixing=Mixing(30.0), global_lr=(0.3, 0.3))
     blind = Evaluation(splits=())
     state = simulate(perm, task, 14, (1, 2), progress=False, evaluation=blind).state
-    for split, parts in (("train", population.train), ("test", population.own)):
+    for split, parts in (("train", population.train), ("test", population.judging)):
         judged = Judges(parts, (1, 2))(task, state.v)
         for r, seed in enumerate((1, 2)):
             for metric in ("loss", "accuracy"):
@@ -170,7 +172,7 @@ def test_two_stages_by_hand():
     moving = ShuffledSGD(lr, 2, 4)
     start = moving.init(task, (1, 2), x, A)
     v = simulate(moving, task, 6, (1, 2), state=start, **quiet).state.v
-    judged = Judges(population.own, (1, 2))(task, v)["loss"].mean(1)
+    judged = Judges(population.judging, (1, 2))(task, v)["loss"].mean(1)
     for r, seed in enumerate((1, 2)):
         own = float(A[r].diagonal().mean())
         assert_allclose(curve(frame, "two-stage", "weights", "own", seed), own, rtol=1e-6)
@@ -231,7 +233,7 @@ def test_a_crowd_keeps_no_map_of_its_weights(monkeypatch):
 
 def test_what_is_told_of_weights_by_hand():
     A = torch.tensor([[[0.5, 0.5, 0, 0], [0.25] * 4, [0, 0, 1.0, 0], [0.005, 0.005, 0.98, 0.01]]])
-    found = {k[1]: v.item() for k, v in study.told(A, np.array([[0, 0, 1, 1]])).items()}
+    found = {k[1]: v.item() for k, v in study.weight_metrics(A, np.array([[0, 0, 1, 1]])).items()}
     assert found["own"] == pytest.approx((0.5 + 0.25 + 1 + 0.01) / 4)
     assert found["outside"] == pytest.approx((0 + 0.5 + 0 + 0.01) / 4)
     assert found["listened"] == 4
@@ -242,7 +244,7 @@ def test_what_is_told_of_weights_by_hand():
 def test_halves_are_compared_with_guessing():
     frame, population = served(dict(method="local")), people(S, (1, 2))
     for k in range(2):
-        rows = np.concatenate(population.own[2][3 * k : 3 * k + 3])
+        rows = np.concatenate(population.judging[2][3 * k : 3 * k + 3])
         guess = max(population.y[rows].mean(), 1 - population.y[rows].mean())
         accuracy = curve(frame, "local", f"group {k}", "accuracy", 2)
         assert_allclose(curve(frame, "local", f"group {k}", "above guessing", 2), accuracy - guess)
@@ -253,7 +255,7 @@ def test_halves_are_compared_with_guessing():
 def test_the_most_frequent_class_is_that_of_the_rows_that_judge_one_kind():
     held = SimpleNamespace(
         y=np.array([0, 0, 1, 2, 2, 1, 1]),
-        own={7: [np.array([0, 1, 2]), np.array([3, 4]), np.array([5])]},
+        judging={7: [np.array([0, 1, 2]), np.array([3, 4]), np.array([5])]},
         groups={7: np.array([0, 1, 1])},
     )
     assert [study.majority(held, 7, kind) for kind in range(3)] == [2 / 3, 2 / 3, 0]
@@ -266,7 +268,7 @@ def test_fedavg_is_fedavg():
     plain = LocalizedFedAvg((0.3, 0.3), 2, 4, 0)
     blind = Evaluation(splits=())
     x = simulate(plain, task, 14, (1, 2), progress=False, evaluation=blind).state.x
-    judged = Judges(population.own, (1, 2))(task, x.unsqueeze(1).expand(-1, 6, -1))
+    judged = Judges(population.judging, (1, 2))(task, x.unsqueeze(1).expand(-1, 6, -1))
     assert curve(frame, "fedavg").iloc[-1] == pytest.approx(float(judged["loss"][0].mean()))
     assert curve(frame, "localized").iloc[-1] != curve(frame, "fedavg").iloc[-1]
 
@@ -274,7 +276,7 @@ def test_fedavg_is_fedavg():
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        (dict(method="fedsgd"), "Unknown method 'fedsgd'"),
+        (dict(method="fedsgd"), "Unknown method of run 'last' 'fedsgd'"),
         (dict(model=["forest", 3]), "Unknown model 'forest'"),
         (dict(model=[]), "model is empty"),
         (dict(model=["softmax"]), "Expected .'softmax', features, classes"),
@@ -288,7 +290,7 @@ def test_fedavg_is_fedavg():
         (dict(clients=1), "Two halves have two clients or more; got clients = 1"),
         (dict(samples=1), "too few samples: of 1, judging = 0.25 leaves 1 to learn from and 0"),
         (dict(features=1, model=["softmax", 1, 2]), "1 features leave no second direction"),
-        (dict(method="perm", visits="often"), "kind of visits"),
+        (dict(method="perm", visits="often"), "Unknown visits of run 'last'"),
         (dict(method="apfl", mixing=1.5), "Run 'last': mixing is a share, at most 1; got 1.5"),
         (dict(warmup=14), "14 rounds of warm-up leave none of 14"),
         (dict(batch_size=50), "a minibatch of 50, and clients learn from 15 samples"),
@@ -321,9 +323,9 @@ def test_what_can_just_be_served_is(change):
     assert np.isfinite(curve(frame, "edge")).all()
 
 
-@pytest.mark.parametrize("name", study.ASKS)
+@pytest.mark.parametrize("name", study.METHOD_NEEDS)
 def test_a_method_says_what_it_lacks(name):
-    for key in study.ASKS[name]:
+    for key in study.METHOD_NEEDS[name]:
         bare = {k: v for k, v in S.items() if k != key}
         job = Job(bare | dict(runs=[dict(run="a", method=name, lr=0.3)]), (1,), progress=False)
         with pytest.raises(FedlibError, match=f"Run 'a': the method '{name}' needs {key}. Set it"):
@@ -342,8 +344,8 @@ RATES = dict(
         (dict(clients=1), "two clients or more can differ; got 1"),
         (dict(kappa=0.5), "kappa = L/mu is 1 or more; got 0.5"),
         (dict(rounds_grid=[]), "rounds_grid is empty"),
-        (dict(order="often"), "Unknown order 'often'"),
-        (dict(stages=3), "Run 'b': stages are 1 or 2; got 3"),
+        (dict(order="often"), "Unknown order of run 'b' 'often'"),
+        (dict(stages=3), "stages of run 'b' '3'. Valid: 1, 2"),
     ],
 )
 def test_rates_that_cannot_be_measured_are_refused_in_a_sentence(change, match):

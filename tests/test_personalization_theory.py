@@ -742,7 +742,7 @@ def least_squares(p):
 
 
 def test_a_problem_has_the_constants_that_it_says():
-    p = theorems.problem(3, GIVEN)
+    p = theorems.draw_clients(3, GIVEN)
     assert p.curvatures.min() == 1 and p.curvatures.max() == 3
     A = p.weights(p.optimum())
     assert_allclose(A.sum(1), 1) and (A == 0).any() and (A > 0).sum() > 4
@@ -755,7 +755,7 @@ def test_a_problem_has_the_constants_that_it_says():
 
 
 def test_the_studies_do_what_the_library_does():
-    p, c = theorems.problem(5, GIVEN), theorems.constants(GIVEN)
+    p, c = theorems.draw_clients(5, GIVEN), theorems.known_constants(GIVEN)
     task, A = least_squares(p), p.weights(p.optimum())
     v, visits = np.zeros((1, 4, 3)), theorems.orders(5, 4, "random")
     for _ in range(3):
@@ -765,7 +765,7 @@ def test_the_studies_do_what_the_library_does():
     for _ in range(12):
         state, _ = algorithm.round(state, task)
     assert_allclose(v[0], state.v[0], rtol=1e-9)
-    w = theorems.local_sgd(p, np.zeros((1, 3)), 6, 3, 0.05)
+    w = theorems.quadratic_sgd(p, np.zeros((1, 3)), 6, 3, 0.05)
     own = simulate(FedAvg(Full(4), 0.05, 3, None), task, 6, seeds=(5,), progress=False).state.x
     assert_allclose(w, own, rtol=1e-9)
     found = theorems._loop(GIVEN | dict(stages=1, global_noise=0.0, global_batch=1), p, 5, 8)
@@ -792,8 +792,8 @@ class Loops:
 
     def __init__(self, s, seed, R):
         self.p, self.c, self.seed, self.R = (
-            theorems.problem(seed, s),
-            theorems.constants(s),
+            theorems.draw_clients(seed, s),
+            theorems.known_constants(s),
             seed,
             R,
         )
@@ -892,7 +892,7 @@ def test_the_studies_with_noise_are_loops_over_copies_models_and_clients():
 
 
 def test_the_error_of_the_weights_is_told_by_the_logarithm_of_all_local_steps():
-    found = theorems._weights(GIVEN, theorems.problem(5, GIVEN), 5, 8)
+    found = theorems._weights(GIVEN, theorems.draw_clients(5, GIVEN), 5, 8)
     by_log = found["weights error by log"]
     assert found["weights error"] == pytest.approx(by_log * math.log(8 * 3))
 
@@ -923,7 +923,7 @@ def test_k_noisy_steps_at_once_are_k_noisy_steps():
 
 
 def test_a_visit_walks_once_through_the_samples_of_its_host():
-    p, K, lr = theorems.problem(5, GIVEN), 3, 0.02
+    p, K, lr = theorems.draw_clients(5, GIVEN), 3, 0.02
     A, rng = p.weights(p.optimum()), np.random.default_rng
     e = theorems.samples(rng(1), p, K, 6.0)
     assert e.shape == (4, K, 3)
@@ -947,7 +947,7 @@ def test_a_visit_walks_once_through_the_samples_of_its_host():
 
 def test_walks_differ_by_seed_and_length_and_lose_the_noise():
     s = GIVEN | dict(noise=30.0, order="random", walk=True, copies=4)
-    p = theorems.problem(1, s)
+    p = theorems.draw_clients(1, s)
     of = [theorems._models(s, p, *which)["excess"] for which in ((1, 8), (2, 8), (1, 8))]
     assert of[0] == of[2] != of[1]
     fresh = theorems._models(s | dict(walk=False), p, 1, 256)["excess by Λ"]
@@ -956,8 +956,8 @@ def test_walks_differ_by_seed_and_length_and_lose_the_noise():
 
 def test_two_stages_are_the_first_and_then_the_second():
     s = GIVEN | dict(global_noise=0.0, global_batch=1, stages=2)
-    p, c = theorems.problem(5, GIVEN), theorems.constants(GIVEN)
-    w = theorems.local_sgd(p, np.zeros((1, 3)), 8, 3, theory.local_rate(c, 8))
+    p, c = theorems.draw_clients(5, GIVEN), theorems.known_constants(GIVEN)
+    w = theorems.quadratic_sgd(p, np.zeros((1, 3)), 8, 3, theory.local_rate(c, 8))
     A, best_A = p.weights(w), p.weights(p.optimum())
     v, visits = np.zeros((1, 4, 3)), theorems.orders(5, 4, "random")
     for _ in range(8):

@@ -19,7 +19,7 @@ from fedlib.engine.model import Model
 from fedlib.engine.recording import Recording, replayed
 from fedlib.engine.tasks import Task
 from fedlib.errors import FedlibError
-from fedlib.lab.trials import MODELS
+from fedlib.lab.trials import TASKS
 
 CURSOR = np.zeros((2, 4), dtype=np.int64)
 CLIENTS = torch.tensor([[0, 2], [1, 3]])
@@ -27,7 +27,7 @@ CLIENTS = torch.tensor([[0, 2], [1, 3]])
 
 def work_of(name: str):
     """Return a task, starting points of four copies, and batches of three rounds."""
-    task, cursor, rounds = MODELS[name](np.float64), CURSOR, []
+    task, cursor, rounds = TASKS[name](np.float64), CURSOR, []
     for size in (4, 4, None, 4, 4, None, None, 4):
         batches, cursor = task.data.next_batches((0, 1), CLIENTS, cursor, 3, size)
         rounds.append(batches)

@@ -212,12 +212,12 @@ def test_rates_side_by_side_are_rates_one_by_one():
 
 
 def test_looks_are_dense_early_and_even_at_the_end():
-    found = tiers.looks(600, 30)
+    found = tiers.log_rounds(600, 30)
     assert found[:4] == [0, 1, 2, 3] and found[-1] == 600 and found == sorted({*found})
     assert 25 <= len(found) <= 32
     ends = np.array([t for t in found if t >= 540])
     assert len(ends) >= 10 and np.diff(ends).max() < 10
-    assert tiers.looks(1, 30) == [0, 1]
+    assert tiers.log_rounds(1, 30) == [0, 1]
 
 
 def test_a_local_step_costs_three_trips_shared_by_q():

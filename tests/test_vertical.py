@@ -7,14 +7,13 @@ import numpy as np
 import pytest
 import torch
 from numba.core.registry import CPUDispatcher
-from plain_vertical import Plain, plain
+from plain_vertical import Plain, Uniform, plain
 from scipy import optimize, sparse
 
 from fedlib.engine.rng import stream
 from fedlib.errors import FedlibError
 from fedlib.papers.vertical import (
     Problem,
-    Uniform,
     afsvrg_vp,
     centralised,
     compiled,
@@ -348,9 +347,9 @@ def test_rounds_by_hand_and_compiled(method, regulariser):
     assert np.allclose(b.w, w, rtol=0, atol=1e-12)
 
 
-def test_both_readings_of_a_straggler():
+def test_a_straggler_takes_so_much_longer():
     assert straggler(3, 1, 0.5).tolist() == [1, 1.5, 1]
-    assert straggler(3, 1, 0.5, "1/(1-s)", compute=2.0).tolist() == [2, 4, 2]
+    assert straggler(3, 1, 0.5, compute=2.0).tolist() == [2, 3, 2]
 
 
 def test_the_clock_by_hand():
@@ -412,7 +411,6 @@ def spoilt(row, column):
         (dict(x=spoilt(5, 2)), "Feature 2 of sample 5 is nan. Fill missing values in"),
         (dict(x=sparse.csr_array(spoilt(5, 2))), "Feature 2 of sample 5 is nan."),
         (dict(x=X.astype(str)), "x is an array of numbers"),
-        (dict(x=sparse.csc_array(X)), "got csc"),
         (dict(loss="logit"), "Did you mean 'logistic'"),
         (dict(regulariser="l1"), "Valid: l2, nonconvex, none"),
         (dict(lam=-1.0), "lam is a number of at least 0"),
@@ -428,18 +426,29 @@ def test_a_problem_that_is_none_says_why(change, says):
 @pytest.mark.parametrize(
     ("columns", "says"),
     [
-        ([0, 2, 1, 3], "The columns of row 1 do not increase"),
-        ([0, 2, 3, 3], "The columns of row 1 do not increase"),
-        ([0, 2, 1, 4], "Column 4 does not exist: columns are numbered from 0 to 3"),
-        ([-1, 2, 1, 3], "Column -1 does not exist"),
+        ([0, 2, 1, 4], "must be < 4. Columns are numbered from 0 to 3"),
+        ([-1, 2, 1, 3], "must be >= 0"),
     ],
 )
-def test_sparse_columns_that_do_not_fit_say_where(columns, says):
-    x = sparse.csr_array((2, 4))
-    x.data, x.indices, x.indptr = np.ones(4), np.array(columns), np.array([0, 1, 4])
+def test_sparse_columns_that_do_not_fit_say_so(columns, says):
     with pytest.raises(FedlibError) as error:
-        Problem(x, np.array([1.0, -1.0]), split_features(4, 2))
+        Problem(two_rows(columns), np.array([1.0, -1.0]), split_features(4, 2))
     assert says in str(error.value)
+
+
+def two_rows(columns):
+    x = sparse.csr_array((2, 4))
+    x.data, x.indices, x.indptr = np.arange(1.0, 5), np.array(columns), np.array([0, 1, 4])
+    return x
+
+
+def test_sparse_features_come_in_any_form_and_stay_as_they_came():
+    for columns in ([0, 2, 1, 3], [0, 2, 3, 3]):
+        x = two_rows(columns)
+        made = Problem(x, np.array([1.0, -1.0]), split_features(4, 2)).x
+        assert made.has_canonical_format and np.array_equal(made.toarray(), x.toarray())
+        assert x.indices.tolist() == columns
+    assert np.array_equal(Problem(sparse.csc_array(X), SIGNS, BLOCKS).x.toarray(), X)
 
 
 def test_sparse_rows_may_be_empty_or_begin_before_the_last_ended():
@@ -482,12 +491,6 @@ def test_a_setting_that_does_not_fit_says_why(change, says):
 def test_a_delay_is_never_negative():
     with pytest.raises(FedlibError, match="at least 0"):
         Deterministic(-1.0)
-    with pytest.raises(FedlibError, match="0 ≤ low ≤ high"):
-        Uniform(-1.0, 2.0)
-    for low, high in ((3.0, 2.0), (0.0, np.inf), (np.nan, 1.0)):
-        with pytest.raises(FedlibError, match="between two times"):
-            Uniform(low, high)
-
     class Early(Uniform):
         def draws(self, *names, size):
             return np.full(size, -1.0)

@@ -211,8 +211,8 @@ def test_s4_total_variation_against_a_grid(law):
         "gaussian": lambda s: np.exp(-(s**2) / (2 * B**2)) / (B * np.sqrt(2 * np.pi)),
     }[law]
     want = np.abs(density(at) - density(at - o)).sum() * (at[1] - at[0]) / 2
-    assert_allclose(attacks.told_apart(o, B, law), want, rtol=1e-3)
-    assert attacks.told_apart(100 * B, B, law) == pytest.approx(1)
+    assert_allclose(attacks.total_variation(o, B, law), want, rtol=1e-3)
+    assert attacks.total_variation(100 * B, B, law) == pytest.approx(1)
     if law == "gaussian":
         assert_allclose(want, o / (B * np.sqrt(2 * np.pi)), rtol=0.01)
 

@@ -202,7 +202,7 @@ def test_a_real_change_of_a_made_set_is_told(part, monkeypatch):
             y[-1] *= -1
         return x, y
 
-    monkeypatch.setitem(columns.MADE, "zipf", changed)
+    monkeypatch.setitem(columns.GENERATORS, "zipf", changed)
     with pytest.warns(UserWarning, match="'zipf-text-small' is unverified"):
         found = load_columns("zipf-text-small")
     assert found.hashes != {"zipf-text-small arrays": found.card.generator["sha256"]}

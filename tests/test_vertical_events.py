@@ -4,10 +4,10 @@ from dataclasses import fields
 
 import numpy as np
 import pytest
-from plain_vertical import Plain, plain
+from plain_vertical import Plain, Uniform, plain
 from scipy import sparse
 
-from fedlib.papers.vertical import Problem, Uniform, simulate_parties, split_features
+from fedlib.papers.vertical import Problem, simulate_parties, split_features
 from fedlib.papers.vertical.compiled import Simulation
 from fedlib.papers.vertical.setup import CHUNK, Draws, Setup
 from fedlib.population.delays import Deterministic, Recorded, ShiftedExponential
@@ -347,16 +347,6 @@ def test_a_party_has_as_many_threads_as_there_are_dominators():
     )
     assert np.array_equal(free.log.written, three.log.written)
     assert not np.array_equal(free.log.written, one.log.written)
-
-
-def test_a_uniform_delay_is_uniform():
-    law = Uniform(2.0, 6.0)
-    drawn = law.draws(0, "request", 1, size=20_000)
-    assert law.expected == 4 and 2 <= drawn.min() and drawn.max() <= 6
-    assert drawn.mean() == pytest.approx(4, abs=0.05) and drawn.var() == pytest.approx(
-        16 / 12, 0.05
-    )
-    assert np.array_equal(law.draws(0, "request", 1, size=10), drawn[:10])
 
 
 def test_evaluations_do_not_disturb():

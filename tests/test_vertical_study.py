@@ -77,7 +77,7 @@ def test_rows_are_scaled_by_those_that_train(table):
 def test_ones_and_zeros_stay_and_targets_have_span_1_and_mean_0():
     rng = np.random.default_rng(0)
     x = np.c_[rng.normal(5, 3, 50), rng.integers(0, 2, 50)]
-    held = study.Table(x, rng.normal(100, 9, 50), True, {})
+    held = study.AllRows(x, rng.normal(100, 9, 50), True, {})
     s = S | dict(rows=30, tests=20, parties=2, loss="squared")
     problem, test_x, test_y = study.deal(s, held, 3)
     assert set(np.unique(problem.x[:, 1])) == set(np.unique(test_x[:, 1])) == {0.0, 1.0}
@@ -221,9 +221,9 @@ def test_auc_counts_pairs():
     rng = np.random.default_rng(1)
     z, y = rng.integers(0, 6, 40).astype(float), rng.choice([-1.0, 1.0], 40)
     pairs = [1.0 * (a > b) + 0.5 * (a == b) for a in z[y > 0] for b in z[y < 0]]
-    assert dict(study.judged("logistic", z, y))["AUC"] == pytest.approx(np.mean(pairs))
-    assert math.isnan(dict(study.judged("logistic", z + np.inf, y))["AUC"])
-    told = dict(study.judged("squared", np.array([1.0, 2.0]), np.array([1.0, 5.0])))
+    assert study.judged("logistic", z, y)["AUC"] == pytest.approx(np.mean(pairs))
+    assert math.isnan(study.judged("logistic", z + np.inf, y)["AUC"])
+    told = study.judged("squared", np.array([1.0, 2.0]), np.array([1.0, 5.0]))
     assert told == {"RMSE": pytest.approx(math.sqrt(4.5))}
 
 
@@ -235,7 +235,7 @@ def test_finished_seeds_are_kept_and_give_the_same(tmp_path):
     runs, made = RUNS[:2], []
     job = Job({**S, "runs": runs}, (1, 2), progress=False, folder=tmp_path)
     whole = study.race(job).frame
-    assert len(list(tmp_path.glob("*.csv"))) == 2
+    assert len(list(tmp_path.glob("*.pickle"))) == 2
 
     def make(seed):
         made.append(seed)
@@ -260,14 +260,15 @@ def test_out_of_time_is_said_before_a_seed_is_begun(tmp_path):
 
 def test_slopes_of_speed_ups_by_hand():
     times = {1: 8.0, 2: 4.0, 4: 2.0, 8: 1.0}
-    told = {(r["metric"], r["parties"]): r["value"] for r in study.told_times("a", times, 30.0)}
+    told = {(r["metric"], r["parties"]): r["value"] for r in study.speed_up_rows("a", times, 30.0)}
     assert [told["speed-up", q] for q in times] == [1, 2, 4, 8]
     assert told["slope", 0] == told["slope from two", 0] == 1.0
     half = {1: 8.0, 2: 8.0, 4: 4.0}  # speed-up 1, 1, 2
-    told = {r["metric"]: r["value"] for r in study.told_times("a", half, 30.0) if not r["parties"]}
+    rows = study.speed_up_rows("a", half, 30.0)
+    told = {r["metric"]: r["value"] for r in rows if not r["parties"]}
     assert told["slope"] == pytest.approx((1 + 2 + 8) / (1 + 4 + 16))
     assert told["slope from two"] == pytest.approx((1 + 4) / (1 + 4))
-    lost = study.told_times("a", {1: math.inf, 2: 4.0, 4: math.inf}, 30.0)
+    lost = study.speed_up_rows("a", {1: math.inf, 2: 4.0, 4: math.inf}, 30.0)
     told = {r["metric"]: r["value"] for r in lost if not r["parties"]}
     assert math.isnan(told["slope"]) and told["slope from two"] == pytest.approx(1 / 5)
 
@@ -280,7 +281,7 @@ def test_speed_up_is_of_simulated_times_with_no_party_slower_when_there_is_one()
     problem = study.deal({**S, "parties": 1}, study.read(S), 1)[0]
     run = study.simulate_parties(problem, "saga", 0.02, epochs=19, every=0.2375, seed=1,
                                  compute=4 / 30)  # fmt: skip
-    best = study.optimum(problem, np.zeros(30))[0]
+    best = study.optimum(problem, np.zeros(30))
     at = [row.time for row in run.rows if row.loss <= best + 0.05][0]
     assert time_of[1] == pytest.approx(at)
     assert time_of[2] < time_of[1]
@@ -419,7 +420,7 @@ def test_a_speed_up_of_noise_is_not_linear(monkeypatch):
     for _ in range(10):
         times = dict(zip((1, 2, 4, 8, 12), np.exp(0.3 * rng.standard_normal(5)), strict=True))
         told = {
-            r["metric"]: r["value"] for r in study.told_times("a", times, 1) if not r["parties"]
+            r["metric"]: r["value"] for r in study.speed_up_rows("a", times, 1) if not r["parties"]
         }
         slopes.append(told["slope"])
     assert outcome_of(monkeypatch, claim, check, slopes) == OUTSIDE

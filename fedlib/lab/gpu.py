@@ -28,7 +28,7 @@ from fedlib.engine import convolution
 from fedlib.errors import FedlibError
 from fedlib.lab import bench, locks
 from fedlib.lab.evidence import catalogue, experiments, queue
-from fedlib.lab.trials import SHAPES, TRIALS, Trial, compare, ways_apart
+from fedlib.lab.trials import LAYERS, TRIALS, Trial, compare, ways_gap
 
 FIRST = [("participation", name) for name in ("fig1", "fig2", "figD3", "figD2", "figD1")]
 """The records that a GPU is wanted for most; :func:`wanted` names the others."""
@@ -203,8 +203,8 @@ def _agree(visit: Visit) -> None:
         if not (visit.profile == "smoke" and ("resnet" in name or "cifar" in name))
     }
     every[f"FedAvg, {LONG} rounds"] = functools.partial(compare, TRIALS["FedAvg, mlp"], rounds=LONG)
-    for layer, way in itertools.product(SHAPES, convolution.WAYS):
-        every[f"convolution, {layer} layer, {way}"] = functools.partial(ways_apart, layer, way)
+    for layer, way in itertools.product(LAYERS, convolution.WAYS):
+        every[f"convolution, {layer} layer, {way}"] = functools.partial(ways_gap, layer, way)
     rows = [row for row in visit.found.get("agree", []) if row["verdict"] == "agrees"]
     done = {(row["trial"], row["type"]) for row in rows}
     visit.tell(f"\n1. Is it right? {len(every)} trials on {visit.place}, compared with the CPU.")

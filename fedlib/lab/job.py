@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # who reads what experiments there are needs no engine
     from fedlib.engine.checkpoint import Checkpoint
     from fedlib.engine.simulation import History
 
-GOLDEN = (5**0.5 - 1) / 2
+GOLDEN_SECTION = (5**0.5 - 1) / 2
 
 
 class Settings(Page):
@@ -38,11 +38,11 @@ class Settings(Page):
     tuned_as: NotRequired[str]  # the run of that experiment, by default that of the same name
 
 
-S = TypeVar("S", bound=Settings)
+SettingsT = TypeVar("SettingsT", bound=Settings)
 
 
 @dataclass(frozen=True)
-class Job(Generic[S]):
+class Job(Generic[SettingsT]):
     """One experiment to be carried out.
 
     Attributes
@@ -62,7 +62,7 @@ class Job(Generic[S]):
         When to stop, by ``time.monotonic()``; what is long passes it on to ``simulate``.
     """
 
-    settings: S
+    settings: SettingsT
     seeds: tuple[int, ...]
     device: str = "cpu"
     folder: Path | None = None
@@ -122,8 +122,8 @@ def settings_of(kind: str) -> type[Settings] | None:
 
 @functools.lru_cache(maxsize=256)
 def _settings_of(function: Callable[[Job], Outcome]) -> type[Settings] | None:
-    asked = get_args(get_type_hints(function).get("job"))
-    return asked[0] if asked else None
+    arguments = get_args(get_type_hints(function).get("job"))
+    return arguments[0] if arguments else None
 
 
 def run_seeds(count: int | Sequence[int]) -> tuple[int, ...]:
@@ -152,15 +152,15 @@ def off_cycle(rounds: int, points: int, cycle: int = 1) -> list[int]:
     check_whole_number("points", points)
     check_whole_number("cycle", cycle)
     early, late = [1, 2, 3, 5, 8, 13, 21, 34, 55, 89], np.arange(1, points)
-    phase = np.floor((late * GOLDEN) % 1 * cycle).astype(int)
+    phase = np.floor((late * GOLDEN_SECTION) % 1 * cycle).astype(int)
     evenly = late * rounds // points // cycle * cycle + phase
     return sorted({0, rounds, *(int(t) for t in (*early, *evenly) if 0 < t < rounds)})
 
 
-def apart(
+def split_runs(
     history: History, names: Sequence[str], seeds: int, start: int = 0
 ) -> tuple[dict[str, pd.DataFrame], dict[str, dict[int, int]]]:
-    """Take runs that were rows of one batch apart again: each has the rows that it has alone.
+    """Split what were rows of one batch into runs again: each has the rows that it has alone.
 
     Parameters
     ----------
@@ -195,8 +195,8 @@ def joined(
 ) -> Outcome:
     """Return the outcome of runs, in the order in which the experiment names them."""
     names = [run["run"] for run in runs]
-    told = pd.concat([frames[name] for name in names], ignore_index=True)
-    return Outcome(told, {name: diverged[name] for name in names if name in diverged}, hashes)
+    frame = pd.concat([frames[name] for name in names], ignore_index=True)
+    return Outcome(frame, {name: diverged[name] for name in names if name in diverged}, hashes)
 
 
 def checkpoint(job: Job, name: str, every: int) -> Checkpoint:

@@ -52,13 +52,13 @@ def _characters(model: Model, symbols: int) -> Task:
     return Task(model, FederatedDataset.build(x, y, parts, x[:7], y[:7]), l2=0.01)
 
 
-def _own_module() -> Model:
+def _torch_module() -> Model:
     """Return a network that is mapped over the copies, with buffers and dropout."""
     layers = [nn.Linear(12, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.25), nn.Linear(8, 3)]
     return Model(nn.Sequential(*layers))
 
 
-MODELS: dict[str, Callable[[Any], Task]] = {
+TASKS: dict[str, Callable[[Any], Task]] = {
     "softmax": lambda d: federated(models.softmax(12, 3), 12, dtype=d),
     "mlp": lambda d: federated(models.mlp(12, 8, 3), 12, dtype=d),
     "fashion_cnn": lambda d: federated(models.fashion_cnn(), 1, 28, 28, dtype=d),
@@ -71,7 +71,7 @@ MODELS: dict[str, Callable[[Any], Task]] = {
     "resnet18": lambda d: federated(models.resnet18((3, 16, 16), 3), 3, 16, 16, dtype=d),
     "linear": lambda d: federated(models.linear(12), 12, dtype=d, classes=0),
     "location": lambda d: federated(models.location(1), 1, dtype=d, classes=0),
-    "a module of one's own": lambda d: federated(_own_module(), 12, dtype=d),
+    "a module of one's own": lambda d: federated(_torch_module(), 12, dtype=d),
 }
 
 
@@ -79,22 +79,22 @@ def _with(build: Callable[[Any], Task]) -> Trial:
     return lambda d: (FedAvg(Independent(CLIENTS, 2), 0.05, 2, 4), build(d))
 
 
-TRIALS: dict[str, Trial] = {f"FedAvg, {name}": _with(build) for name, build in MODELS.items()}
+TRIALS: dict[str, Trial] = {f"FedAvg, {name}": _with(build) for name, build in TASKS.items()}
 TRIALS["FedAvg, full batches, weights by size"] = lambda d: (
     FedAvg(Independent(CLIENTS, 2), 0.05, 2, None, "sizes"),
-    MODELS["mlp"](d),
+    TASKS["mlp"](d),
 )
 TRIALS["FedAvg, a rate for each run"] = lambda d: (
     FedAvg(Independent(CLIENTS, 2), (0.05, 0.1), 2, 4),
-    MODELS["small_cnn"](d),
+    TASKS["small_cnn"](d),
 )
 
 
 # --- compared with the CPU ------------------------------------------------------------------------
 
-ROUNDS = {"float64": 9, "float32": 4}  # the third of a kind is recorded, later ones are replayed
-SEEDS = (1, 2)
-SHAPES = {"first": ((10, 16, 1, 28, 28), 32), "second": ((10, 16, 32, 14, 14), 32)}
+TRIAL_ROUNDS = {"float64": 9, "float32": 4}  # the third of a kind is recorded, later are replayed
+TRIAL_SEEDS = (1, 2)
+LAYERS = {"first": ((10, 16, 1, 28, 28), 32), "second": ((10, 16, 32, 14, 14), 32)}
 
 
 def compare(build: Trial, dtype: str, device: str, rounds: int = 0) -> float:
@@ -104,58 +104,55 @@ def compare(build: Trial, dtype: str, device: str, rounds: int = 0) -> float:
     state's tensors count, and the loss that each side reports. On a GPU a trial whose steps could
     be recorded, and were not, is an error.
     """
-    rounds = rounds or ROUNDS[dtype]
+    rounds = rounds or TRIAL_ROUNDS[dtype]
     algorithm, task = build(np.dtype(dtype))
-    start, ends, losses = algorithm.init(task, SEEDS), [], []
+    start, ends, losses = algorithm.init(task, TRIAL_SEEDS), [], []
     for backend, place in (("loop", "cpu"), ("recorded", device)):
         there = task.to(place)
         with everywhere(backend):
             history = simulate(
-                algorithm, there, rounds, SEEDS, progress=False,
+                algorithm, there, rounds, TRIAL_SEEDS, progress=False,
                 evaluation=Evaluation(rounds, splits="test"),
             )  # fmt: skip
         ends.append(_numbers(history.state))
-        last = history.frame.query("metric == 'loss'").tail(len(SEEDS))
+        last = history.frame.query("metric == 'loss'").tail(len(TRIAL_SEEDS))
         losses.append(torch.tensor(last["value"].to_numpy()))
-        kept = getattr(there, "recordings", {}).values()
-        if device == "cuda" == place and kept and not any(_replays(held) for held in kept):
+        recordings = getattr(there, "recordings", {})
+        replays = [getattr(one, "replays", False) for one in recordings.values()]
+        if device == "cuda" == place and replays and not any(replays):
             raise FedlibError(f"Nothing was recorded: {'; '.join(recording.BROKEN) or 'why?'}")
-        getattr(there, "recordings", {}).clear()
-    gaps = [_apart(*ends, _numbers(start)), _apart(*losses, torch.zeros_like(losses[0]))]
+        recordings.clear()
+    gaps = [_gap(*ends, _numbers(start)), _gap(*losses, torch.zeros_like(losses[0]))]
     return float(np.max(gaps))  # nan, too, is the larger one
-
-
-def _replays(held: Any) -> bool:
-    return isinstance(held, recording.Recording) and held.replays
 
 
 def _numbers(state: Any) -> torch.Tensor:
     """Return all that the tensors of a state hold: models, and what else is learned."""
-    held = [getattr(state, field.name) for field in dataclasses.fields(state)]
-    return torch.cat([one.double().cpu().flatten() for one in held if torch.is_tensor(one)])
+    values = (getattr(state, field.name) for field in dataclasses.fields(state))
+    return torch.cat([one.double().cpu().flatten() for one in values if torch.is_tensor(one)])
 
 
-def _apart(one: torch.Tensor, other: torch.Tensor, start: torch.Tensor) -> float:
+def _gap(one: torch.Tensor, other: torch.Tensor, start: torch.Tensor) -> float:
     """Return how far two results are from each other, as a part of the way from the start."""
     one, other, start = (x.double().cpu() for x in (one, other, start))
     way = (one - start).norm().item()
     return (one - other).norm().item() / way if way else float("inf")
 
 
-def ways_apart(layer: str, way: str, dtype: str, device: str) -> float:
+def ways_gap(layer: str, way: str, dtype: str, device: str) -> float:
     """Return how far a way of convolving on a device is from one copy after the other on the CPU.
 
     In the shapes of Figure 1's CNN: the result and the gradients of filters and biases.
     """
-    shape, filters = SHAPES[layer]
+    shape, filters = LAYERS[layer]
     rng = stream(0, "ways", len(layer))
     sizes = (shape, (shape[0], filters, shape[2], 5, 5), (shape[0], filters))
-    given = [torch.from_numpy(rng.standard_normal(size).astype(dtype)) for size in sizes]
+    tensors = [torch.from_numpy(rng.standard_normal(size).astype(dtype)) for size in sizes]
     ends = []
     for place, convolved in (("cpu", convolution.one_by_one), (device, convolution.WAYS[way])):
-        x, weight, bias = (tensor.to(place) for tensor in given)
+        x, weight, bias = (tensor.to(place) for tensor in tensors)
         weight.requires_grad_(), bias.requires_grad_()
         out = convolved(x, weight, bias)
         ends.append([out, *torch.autograd.grad(out.square().mean(), (weight, bias))])
     pairs = zip(*[[t.detach() for t in end] for end in ends], strict=True)
-    return float(np.max([_apart(one, other, torch.zeros_like(one)) for one, other in pairs]))
+    return float(np.max([_gap(one, other, torch.zeros_like(one)) for one, other in pairs]))

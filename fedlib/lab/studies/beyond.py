@@ -43,6 +43,6 @@ def build_algorithm(runs: list[Amplified], seeds: int) -> AmplifiedHierarchicalS
 TRIALS: dict[str, trials.Trial] = {
     "AmplifiedHierarchicalSGD": lambda d: (
         AmplifiedHierarchicalSGD(*UNEQUAL, 4, amplify=3.0, interval=2),
-        trials.MODELS["mlp"](d),
+        trials.TASKS["mlp"](d),
     ),
 }

@@ -19,7 +19,7 @@ from fedlib.engine.tasks import Task
 from fedlib.errors import FedlibError, unknown
 from fedlib.lab import trials
 from fedlib.lab.job import Job, Outcome, Settings, alike, checkpoint, joined
-from fedlib.lab.studies.shared import dealt, side_by_side
+from fedlib.lab.studies.shared import dealt, measured, side_by_side
 from fedlib.papers.hierarchy import counts
 from fedlib.papers.hierarchy.algorithm import HierarchicalSGD, State
 from fedlib.papers.hierarchy.asynchronous import AsyncHierarchicalSGD
@@ -27,7 +27,7 @@ from fedlib.papers.hierarchy.clock import timeline
 from fedlib.population.delays import Deterministic, Law, ShiftedExponential
 from fedlib.schema import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-SPLITS = ("iid", "dirichlet", "groups", "labels", "owners")
+GROUP_SPLITS = ("iid", "dirichlet", "groups", "labels", "owners")
 
 
 class Split(Settings):
@@ -77,16 +77,16 @@ class Counts(Delays):
 
 def build_task(s: Split, seeds: Sequence[int], device: str = "cpu") -> tuple[Task, dict[str, str]]:
     """Load the data and deal them out anew for each seed; clients are numbered group by group."""
-    held = datasets.load(s["dataset"], progress=False)
+    data = datasets.load(s["dataset"], progress=False)
     if s["split"] == "owners":
-        most = np.argsort(-datasets.owners(held).sizes, kind="stable")[: s.get("owners")]
-        held = datasets.only(held, sorted(most.tolist()), *s.get("per_owner", ()))
-    return dealt(s, held, {seed: deal(held, s, seed) for seed in seeds}, device)
+        most = np.argsort(-datasets.owners(data).sizes, kind="stable")[: s.get("owners")]
+        data = datasets.only(data, sorted(most.tolist()), *s.get("per_owner", ()))
+    return dealt(s, data, {seed: deal(data, s, seed) for seed in seeds}, device)
 
 
-def deal(held: datasets.Dataset, s: Split, seed: int) -> list[np.ndarray]:
+def deal(data: datasets.Dataset, s: Split, seed: int) -> list[np.ndarray]:
     """Return the rows of every client, group by group; of one group where it is isolated."""
-    labels, groups, alpha = held.train_y, s["groups"], s.get("alpha", 0.1)
+    labels, groups, alpha = data.train_y, s["groups"], s.get("alpha", 0.1)
     cuts = np.cumsum([0, *groups])
     if s["split"] == "iid":
         parts = partition.iid(labels, sum(groups), seed)
@@ -98,16 +98,16 @@ def deal(held: datasets.Dataset, s: Split, seed: int) -> list[np.ndarray]:
     elif s["split"] == "labels":
         order = stream(seed, "labels").permutation(np.unique(labels))
         owned = np.array_split(order, len(groups))
-        whole = [np.flatnonzero(np.isin(labels, own)) for own in owned]
+        whole = [np.flatnonzero(np.isin(labels, some)) for some in owned]
         parts = _inside(whole, groups, lambda rows, n: partition.shards(labels[rows], n, seed))
     elif s["split"] == "owners":
-        every = datasets.owners(held).train_parts
+        every = datasets.owners(data).train_parts
         who = stream(seed, "owners").permutation(len(every))
         if len(every) < sum(groups):
             raise FedlibError(f"{sum(groups)} clients, and rows of {len(every)} owners.")
         parts = [every[n] for n in who[: sum(groups)]]
     else:
-        raise unknown("split", s["split"], SPLITS)
+        raise unknown("split", s["split"], GROUP_SPLITS)
     if "isolated" not in s:
         return parts
     return parts[cuts[s["isolated"]] : cuts[s["isolated"] + 1]]
@@ -118,7 +118,7 @@ def _inside(whole: list[np.ndarray], groups: Sequence[int], cut: Any) -> list[np
     return [rows[part] for rows, n in zip(whole, groups, strict=True) for part in cut(rows, n)]
 
 
-def laws(s: Delays) -> tuple[tuple[Law, ...], Law]:
+def delay_laws(s: Delays) -> tuple[tuple[Law, ...], Law]:
     """Return the delay law of each group's iterations, and that of the exchange."""
     local, server = counts.laws(s["delays"], s["groups"])
     if "shifts" in s:
@@ -131,7 +131,7 @@ def laws(s: Delays) -> tuple[tuple[Law, ...], Law]:
 def build_algorithm(runs: list[Training], seeds: int) -> HierarchicalSGD:
     """Return the algorithm of runs that differ in rates and sync times alone."""
     s, i = runs[0], runs[0].get("isolated")
-    local, server = laws(s)
+    local, server = delay_laws(s)
     lr, sync, grow = (
         tuple(run.get(name, 0.0) for run in runs for _ in range(seeds))
         for name in ("lr", "sync", "grow")
@@ -171,30 +171,30 @@ def train(
     """
     s, frames, diverged, tasks = job.settings, {}, {}, {}
     for runs in side_by_side(s, rows):
-        own, names, seeds = runs[0], [run["run"] for run in runs], job.seeds
-        key = repr([own.get(name) for name in (*Split.__annotations__, "isolated")])
+        r, names, seeds = runs[0], [run["run"] for run in runs], job.seeds
+        key = repr([r.get(name) for name in (*Split.__annotations__, "isolated")])
         if key not in tasks:
-            tasks[key], hashes = build_task(own, seeds, job.device)
+            tasks[key], hashes = build_task(r, seeds, job.device)
         task, every = tasks[key], seeds * len(runs)
         algorithm = build(runs, len(seeds))
         lines = algorithm.timelines(every)
-        due = [set(seen(line, own["time"], s["looks"]).tolist()) for line in lines]
+        due = [set(rounds_by(line, r["time"], s["looks"]).tolist()) for line in lines]
         history = simulate(
             algorithm, task, algorithm.rounds(every), every,
             state=algorithm.init(task, every, task.init(seeds).repeat(len(runs), 1)),
-            evaluation=Evaluation(at=set().union(*due) - {0}, measure=Looks(own, due)),
+            evaluation=Evaluation(at=set().union(*due) - {0}, measure=GroupMetrics(r, due)),
             name=[name for name in names for _ in seeds], progress=job.progress,
             checkpoint=checkpoint(job, names[0], 20),
         )  # fmt: skip
         for i, name in enumerate(names):
             mine = lines[i * len(seeds) : (i + 1) * len(seeds)]
-            frames[name], lost = on_time(history, name, seeds, mine, own["time"], s["looks"])
+            frames[name], lost = on_time(history, name, seeds, mine, r["time"], s["looks"])
             if lost:
                 diverged[name] = lost
     return joined(frames, diverged, s["runs"], hashes)
 
 
-class Looks:
+class GroupMetrics:
     """The evaluation of a round: the merged models, and where wanted those of the groups.
 
     Parameters
@@ -207,7 +207,7 @@ class Looks:
     """
 
     def __init__(self, s: Training, due: Sequence[set[int]] | None = None) -> None:
-        self.limit, self.groups, self.own = s["evaluate_on"], s.get("watch"), "isolated" in s
+        self.limit, self.groups, self.alone = s["evaluate_on"], s.get("watch"), "isolated" in s
         self.due = due
 
     def __call__(self, state: State, task: Task) -> dict[tuple[str, str], Tensor]:
@@ -215,16 +215,17 @@ class Looks:
         rows = [r for r in every if self.due is None or state.t in self.due[r]]
         if not rows:
             return {}
-        found = {("train", k): v for k, v in self.training(state, task, rows).items()}
-        found |= {("test", k): v for k, v in task.evaluate(state.x[rows], "test").items()}
+        metrics = {("train", k): v for k, v in self.training(state, task, rows).items()}
+        metrics |= {("test", k): v for k, v in task.evaluate(state.x[rows], "test").items()}
         for i in range(state.y.shape[1] if self.groups else 0):
             accuracy = task.evaluate(state.y[rows, i], "test")["accuracy"]
-            found[f"group {i}", "accuracy"] = accuracy
-        return {key: _spread(value, rows, len(every)) for key, value in found.items()}
+            metrics[f"group {i}", "accuracy"] = accuracy
+        at = torch.tensor(rows)
+        return {k: v.new_zeros(len(every)).index_put((at,), v) for k, v in metrics.items()}
 
     def training(self, state: State, task: Task, rows: Sequence[int]) -> dict[str, Tensor]:
         """Return the metrics of some runs on training samples, one value a run."""
-        if not self.own:
+        if not self.alone:
             return task.evaluate(state.x[rows], "train", self.limit)
         each = [
             task.of(state.seeds[r]).evaluate(state.x[r : r + 1], "train", self.limit, "clients")
@@ -233,12 +234,7 @@ class Looks:
         return {metric: torch.cat([one[metric] for one in each]) for metric in each[0]}
 
 
-def _spread(values: Tensor, rows: Sequence[int], number: int) -> Tensor:
-    """Put the values of some runs among those of all."""
-    return values.new_zeros(number).index_put((torch.tensor(rows),), values)
-
-
-def seen(line: Any, time: float, looks: int) -> np.ndarray:
+def rounds_by(line: Any, time: float, looks: int) -> np.ndarray:
     """Return how many rounds of a timeline are over at even times, ``[looks + 1]``."""
     at = np.linspace(0, time, looks + 1)
     return np.searchsorted(line.end, at * (1 + 1e-12), side="right")
@@ -252,7 +248,7 @@ def on_time(
     Parameters
     ----------
     history
-        Evaluated after each round that a look shows, see :func:`seen`.
+        Evaluated after each round that a look shows, see :func:`rounds_by`.
     lines
         The timeline of each seed.
     time, looks
@@ -261,14 +257,14 @@ def on_time(
     frame, parts, lost = history.frame, [], {}
     at = np.linspace(0, time, looks + 1)
     for seed, line in zip(seeds, lines, strict=True):
-        done = seen(line, time, looks)
+        done = rounds_by(line, time, looks)
         mine = frame[(frame["run"] == name) & (frame["seed"] == seed)]
         wide = mine.pivot(index="round", columns=["split", "metric"], values="value")
-        told = wide.reindex(done, method="ffill").set_index(np.arange(looks + 1))
-        long = told.rename_axis(index="round").stack(["split", "metric"], future_stack=True)
+        wide = wide.reindex(done, method="ffill").set_index(np.arange(looks + 1))
+        long = wide.rename_axis(index="round").stack(["split", "metric"], future_stack=True)
         long = long.rename("value").reset_index()
         long = long.assign(run=name, seed=seed, clock=at[long["round"]], rounds=done[long["round"]])
-        parts += [long, _whole(name, seed, line, time)]
+        parts += [long, _whole(name, seed, line)]
         when = history.diverged.get((name, seed))
         if when is not None:
             lost[seed] = int(np.searchsorted(done, when))
@@ -276,20 +272,19 @@ def on_time(
     return pd.concat(parts, ignore_index=True)[columns], lost
 
 
-def _whole(name: str, seed: int, line: Any, time: float) -> pd.DataFrame:
-    """Return what is to be told of a run as a whole."""
+def _whole(name: str, seed: int, line: Any) -> pd.DataFrame:
+    """Return the rows on a run as a whole."""
     U = len(line.end)
     values = {"rounds": U, "round length": line.end[-1] / U}
     for i, iterations in enumerate(line.counts.T):
         there = iterations > 0  # a group that is merged as it arrives may never have been
         if there.any():
             values[f"iterations of group {i}"] = iterations[there].mean()
-            noted = "idle time" if hasattr(line, "idle") else "staleness"
-            other = line.idle if noted == "idle time" else line.staleness
-            values[f"{noted} of group {i}"] = other[there, i].mean()
-    rows = [dict(metric=metric, value=float(value)) for metric, value in values.items()]
+            waits = hasattr(line, "idle")
+            name_of, other = ("idle time", line.idle) if waits else ("staleness", line.staleness)
+            values[f"{name_of} of group {i}"] = other[there, i].mean()
     whole = dict(run=name, seed=seed, round=0, clock=line.end[-1], rounds=U, split="clock")
-    return pd.DataFrame(rows).assign(**whole)
+    return pd.DataFrame(measured({}, values)).assign(**whole)
 
 
 @alike("seeds", "runs")
@@ -297,11 +292,11 @@ def clocks(job: Job[Counts]) -> Outcome:
     """Let the clocks of all runs go, without any model; the same rows as those of training."""
     s, parts = job.settings, []
     for run in s["runs"]:
-        own = {**s, **run}
-        local, server = laws(own)
+        r = {**s, **run}
+        local, server = delay_laws(r)
         for seed in job.seeds:
-            line = timeline(seed, own["sync"], own["time"], local, server, own.get("grow", 0.0))
-            parts.append(_whole(run["run"], seed, line, own["time"]))
+            line = timeline(seed, r["sync"], r["time"], local, server, r.get("grow", 0.0))
+            parts.append(_whole(run["run"], seed, line))
     return Outcome(pd.concat(parts, ignore_index=True), {}, {})
 
 
@@ -311,17 +306,17 @@ LOCAL, SERVER = ShiftedExponential(0.5, 0.5), ShiftedExponential(2.0, 1.0)
 UNEQUAL = ((1, 3), 0.05, 2.0, 60.0, LOCAL, SERVER)
 
 TRIALS: dict[str, trials.Trial] = {
-    "HierarchicalSGD": lambda d: (HierarchicalSGD(*UNEQUAL, 4), trials.MODELS["mlp"](d)),
+    "HierarchicalSGD": lambda d: (HierarchicalSGD(*UNEQUAL, 4), trials.TASKS["mlp"](d)),
     "HierarchicalSGD, full batches, merged as nova": lambda d: (
         HierarchicalSGD(*UNEQUAL, None, "nova"),
-        trials.MODELS["small_cnn"](d),
+        trials.TASKS["small_cnn"](d),
     ),
     "HierarchicalSGD, characters": lambda d: (
         HierarchicalSGD((2, 2), *UNEQUAL[1:], 4),
-        trials.MODELS["char_lstm"](d),
+        trials.TASKS["char_lstm"](d),
     ),
     "AsyncHierarchicalSGD": lambda d: (
         AsyncHierarchicalSGD(*UNEQUAL, 4, decay=0.5),
-        trials.MODELS["mlp"](d),
+        trials.TASKS["mlp"](d),
     ),
 }

@@ -24,7 +24,8 @@ from fedlib.engine.local import local_sgd
 from fedlib.engine.rng import stream
 from fedlib.engine.tasks import Task
 from fedlib.lab.job import Job, Outcome
-from fedlib.lab.studies.hierarchy import Delays, Training, build_algorithm, build_task, laws
+from fedlib.lab.studies.hierarchy import Delays, Training, build_algorithm, build_task, delay_laws
+from fedlib.lab.studies.shared import measured
 from fedlib.papers.hierarchy import theory
 from fedlib.papers.hierarchy.algorithm import Drawn, HierarchicalSGD, State
 from fedlib.schema import PositiveFloat, PositiveInt
@@ -46,7 +47,7 @@ class Corollary(Delays):
     rounds_grid: list[PositiveInt]
 
 
-class Constants(Training):
+class Estimates(Training):
     """Estimates at the first model, and at those of a run after some shares of its rounds."""
 
     shares: list[PositiveFloat]
@@ -72,12 +73,12 @@ def group_gradients(task: Task, groups: tuple[int, ...], theta: Tensor) -> Tenso
     """Return each group's exact gradient at its own model, ``[R, G, P]`` from ``[R, G, P]``."""
     x = task.data.x.view(sum(groups), SAMPLES, FEATURES).split(groups)
     y = task.data.y.view(sum(groups), SAMPLES).split(groups)
-    found = []
+    gradients = []
     for i, (rows, labels) in enumerate(zip(x, y, strict=True)):
         rows, labels = rows.flatten(0, 1), labels.flatten()
         wrong = (theta[:, i] @ rows.T).sigmoid() - labels
-        found.append(wrong @ rows / len(rows))
-    return torch.stack(found, 1)
+        gradients.append(wrong @ rows / len(rows))
+    return torch.stack(gradients, 1)
 
 
 def global_gradient(task: Task, groups: tuple[int, ...], x: Tensor) -> Tensor:
@@ -101,11 +102,11 @@ def along_the_paths(
     y = state.x.unsqueeze(1).repeat(1, len(algorithm.groups), 1)
     total, rows = y.new_zeros(y.shape[:2]), y.flatten(0, 1)  # rows share y's memory
     for stretch in drawn.stretches:
-        own = stretch.rows
+        at = stretch.rows
         for batch in stretch.reading.batches(task.data.dtype):
             squares = group_gradients(task, algorithm.groups, y).square().sum(2)
-            total.flatten()[own] += squares.flatten()[own]
-            rows[own] = local_sgd(task, rows[own], [batch], algorithm.lr)
+            total.flatten()[at] += squares.flatten()[at]
+            rows[at] = local_sgd(task, rows[at], [batch], algorithm.lr)
     return total, y
 
 
@@ -122,7 +123,7 @@ def bounds(job: Job[Bounds]) -> Outcome:
 
 
 def _both_sides(s: Bounds, seeds: tuple[int, ...]) -> pd.DataFrame:
-    groups, (local, server) = tuple(s["groups"]), laws(s)
+    groups, (local, server) = tuple(s["groups"]), delay_laws(s)
     task = problem(sum(groups))
     algorithm = HierarchicalSGD(
         groups, s["lr"], s["sync"], s["time"], local, server, s["batch_size"]
@@ -137,33 +138,35 @@ def _both_sides(s: Bounds, seeds: tuple[int, ...]) -> pd.DataFrame:
         paths.append(total)
         state, _ = algorithm.round(state, task, drawn)
         away.append((state.x.unsqueeze(1) - y).square().sum(2))
-        known = dict(sizes=groups, lr=s["lr"], G2=1.0)
-        allowed.append(theory.lemma_1(drawn.counts, **known))
-    rows, common = [], dict(lr=s["lr"], L=L, G2=1.0, sigma2=1 / s["batch_size"])
+        allowed.append(theory.lemma_1(drawn.counts, sizes=groups, lr=s["lr"], G2=1.0))
+    rows, common = [], dict(
+        lr=s["lr"], L=L, G2=1.0, sigma2=1 / s["batch_size"],
+        gap=float(np.log(2)),  # the loss is at least 0
+    )  # fmt: skip
     squares, paths, away = (torch.stack(part).numpy() for part in (squares, paths, away))
     for r, (seed, line) in enumerate(zip(seeds, lines, strict=True)):
         U, t = len(line.end), line.counts
-        found = {"Lemma 1": (away[:U, r] / np.array(allowed)[:U, r]).max()}
-        every = dict(sizes=groups, gap=float(np.log(2)), **common)  # the loss is at least 0
         left = squares[:U, r].mean()
-        found["Theorem 2"] = left / theory.theorem_2(t, **every).total
-        found["sharper"] = left / theory.theorem_2_sharper(t, **every).total
+        ratios = {
+            "Lemma 1": (away[:U, r] / np.array(allowed)[:U, r]).max(),
+            "Theorem 2": left / theory.theorem_2(t, sizes=groups, **common).total,
+            "sharper": left / theory.theorem_2_sharper(t, sizes=groups, **common).total,
+        }
         for i, size in enumerate(groups):
-            own = dict(size=size, kappa=theory.kappa(groups), gap=float(np.log(2)), **common)
-            right = theory.theorem_1(t[:, i], **own).total
-            found[f"Theorem 1, group {i}"] = paths[:U, r, i].sum() / t[:, i].sum() / right
-        told = dict(seed=seed, split="train", round=0, t=0)
-        rows += [told | dict(metric=f"{name}: ratio", value=v) for name, v in found.items()]
+            right = theory.theorem_1(t[:, i], size=size, kappa=theory.kappa(groups), **common)
+            path = paths[:U, r, i].sum() / t[:, i].sum()
+            ratios[f"Theorem 1, group {i}"] = path / right.total
+        base = dict(seed=seed, split="train", round=0, t=0)
+        rows += measured(base, {f"{name}: ratio": ratio for name, ratio in ratios.items()})
         for n in np.unique(t):
-            value = away[:U, r][t == n].mean()
-            rows.append(told | dict(t=int(n), metric="deviation", value=value))
+            rows += measured(base | {"t": int(n)}, {"deviation": away[:U, r][t == n].mean()})
     return pd.DataFrame(rows)
 
 
 def corollary(job: Job[Corollary]) -> Outcome:
     """Measure the mean squared gradient norm of U rounds at the rate of Corollary 1."""
     s, rows = job.settings, []
-    groups, (local, server) = tuple(s["groups"]), laws(s)
+    groups, (local, server) = tuple(s["groups"]), delay_laws(s)
     task = problem(sum(groups))
     for U in tqdm(s["rounds_grid"], desc="corollary", disable=not job.progress):
         lr = theory.corollary_1_rate(U, L)
@@ -181,27 +184,27 @@ def corollary(job: Job[Corollary]) -> Outcome:
     return Outcome(pd.DataFrame(rows), {}, {})
 
 
-def constants(job: Job[Constants]) -> Outcome:
+def constants(job: Job[Estimates]) -> Outcome:
     """Estimate the constants of every run's task for :func:`theory.theorem_2_sharper`.
 
     Rows: ``L``, ``sigma2``, ``G2``, and ``gap``, the first loss, which is at least its fall.
     """
     s, rows, hashes = job.settings, [], {}
     for run in tqdm(s["runs"], desc="constants", disable=not job.progress):
-        own = {**s, **run}
-        task, hashes = build_task(own, job.seeds, job.device)
+        r = {**s, **run}
+        task, hashes = build_task(r, job.seeds, job.device)
         for seed in job.seeds:
-            one, points = task.of(seed), along(build_algorithm([own], 1), task, seed, own["shares"])
+            one, points = task.of(seed), along(build_algorithm([r], 1), task, seed, r["shares"])
             clients, unread = torch.arange(task.N), np.zeros((1, task.N), dtype=int)
             reading = one.data.next_batches(
-                [seed], clients[None], unread, own["minibatches"], own["batch_size"]
+                [seed], clients[None], unread, r["minibatches"], r["batch_size"]
             )[0]
-            found = theory.group_constants(
-                one, own["groups"], points, reading, iterations=own["products"]
+            estimates = theory.group_constants(
+                one, r["groups"], points, reading, iterations=r["products"]
             )
-            found["gap"] = float(one.evaluate(points[0], "train", average="clients")["loss"])
-            told = dict(run=run["run"], seed=seed, split="train", round=0)
-            rows += [told | dict(metric=name, value=value) for name, value in found.items()]
+            estimates["gap"] = one.evaluate(points[0], "train", average="clients")["loss"]
+            base = dict(run=run["run"], seed=seed, split="train", round=0)
+            rows += measured(base, estimates)
     return Outcome(pd.DataFrame(rows), {}, hashes)
 
 

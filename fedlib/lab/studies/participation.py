@@ -25,12 +25,12 @@ from fedlib.lab.job import (
     Outcome,
     Settings,
     alike,
-    apart,
     checkpoint,
     joined,
     off_cycle,
+    split_runs,
 )
-from fedlib.lab.studies.shared import dealt, side_by_side
+from fedlib.lab.studies.shared import dealt, measured, side_by_side
 from fedlib.papers.fedavg import FedAvg
 from fedlib.papers.participation import theory
 from fedlib.papers.participation.algorithm import (
@@ -137,11 +137,11 @@ def build_task(s: Split, seeds: Sequence[int], device: str = "cpu") -> tuple[Tas
 
     ``pool`` averages square blocks of pixels, which makes images small enough for a laptop.
     """
-    held = datasets.load(s["dataset"], progress=False)
+    data = datasets.load(s["dataset"], progress=False)
     if s["partition"] not in partition.PARTITIONERS:
         raise unknown("partitioner", s["partition"], partition.PARTITIONERS)
     deal = partition.PARTITIONERS[s["partition"]]
-    return dealt(s, held, {n: deal(held.train_y, s["clients"], n) for n in seeds}, device)
+    return dealt(s, data, {n: deal(data.train_y, s["clients"], n) for n in seeds}, device)
 
 
 def build_process(s: Availability) -> Participation:
@@ -168,15 +168,15 @@ def build_algorithm(runs: list[Training], seeds: int) -> FedAvg | GeneralizedFed
         """Return one value, or as many as there are rows."""
         return values[0] if len(set(values)) == 1 else tuple(np.repeat(values, seeds).tolist())
 
-    chosen: dict[str, Any] = dict(
+    settings: dict[str, Any] = dict(
         lr=each([run["lr"] * (k if run.get("compress_lr", True) else 1) for run in runs]),
         local_steps=s["local_steps"],
         batch_size=None if s["algorithm"] == "wait-full" else s["batch_size"],
     )
     if s["algorithm"] != "fedavg":
-        chosen["amplify"] = each([run.get("amplify", 1.0) for run in runs])
-        chosen["interval"] = max(1, s.get("interval", 1) // k)
-    return ALGORITHMS[s["algorithm"]](build_process(s), **chosen)
+        settings["amplify"] = each([run.get("amplify", 1.0) for run in runs])
+        settings["interval"] = max(1, s.get("interval", 1) // k)
+    return ALGORITHMS[s["algorithm"]](build_process(s), **settings)
 
 
 # In what rows of one batch may differ.
@@ -210,22 +210,17 @@ def training(job: Job[Training]) -> Outcome:
         start = starts[process].repeat(len(names), 1)
         every = seeds * len(names)
         history = simulate(
-            algorithm,
-            task,
-            rounds,
-            every,
+            algorithm, task, rounds, every,
             state=algorithm.init(task, every, start, s["warmup_rounds"]),
             evaluation=Evaluation(
-                at=off_cycle(rounds, s["looks"], process.cycle),
-                splits=("train", "test"),
+                at=off_cycle(rounds, s["looks"], process.cycle), splits=("train", "test"),
                 limit=s["evaluate_on"],
             ),
-            name=[name for name in names for _ in seeds],
-            progress=job.progress,
+            name=[name for name in names for _ in seeds], progress=job.progress,
             checkpoint=checkpoint(job, names[0], 500),
-        )
-        found = apart(history, names, len(seeds), s["warmup_rounds"])
-        frames, diverged = frames | found[0], diverged | found[1]
+        )  # fmt: skip
+        parts, lost = split_runs(history, names, len(seeds), s["warmup_rounds"])
+        frames, diverged = frames | parts, diverged | lost
     return joined(frames, diverged, s["runs"], hashes)
 
 
@@ -249,12 +244,9 @@ def toy(job: Job[Toy]) -> Outcome:
     start = torch.tensor([[1.0, 2.0]], dtype=torch.float64)
 
     def position(state: Any, task: Task) -> dict:
-        away = (state.x - optimum).norm(dim=1)
-        return {
-            ("toy", "x1"): state.x[:, 0],
-            ("toy", "x2"): state.x[:, 1],
-            ("toy", "distance"): away,
-        }
+        metrics = dict(x1=state.x[:, 0], x2=state.x[:, 1])
+        metrics["distance"] = (state.x - optimum).norm(dim=1)
+        return {("toy", metric): value for metric, value in metrics.items()}
 
     for run in s["runs"]:
         algorithm = GeneralizedFedAvg(Cyclic(3), run["lr"], run["amplify"], run["interval"])
@@ -276,10 +268,13 @@ def factor(job: Job[Factor]) -> Outcome:
             q = process.weights(seed, s["warmup_rounds"], s["warmup_rounds"] + s["rounds"])
             for P in s["intervals"]:
                 means = theory.interval_means(q, P)
-                row = dict(run=run["run"], seed=seed, interval=P, split="participation")
-                rows.append(row | dict(metric="factor", value=theory.factor(means).mean()))
-                squares = theory.variance_bound(1.0, means)
-                rows.append(row | dict(metric="squares", value=squares.mean()))
+                rows += measured(
+                    dict(run=run["run"], seed=seed, interval=P, split="participation"),
+                    {
+                        "factor": theory.factor(means).mean(),
+                        "squares": theory.variance_bound(1.0, means).mean(),
+                    },
+                )
     return Outcome(pd.DataFrame(rows), {}, {})
 
 
@@ -306,17 +301,13 @@ def heterogeneity(job: Job[Heterogeneity]) -> Outcome:
                 [((centred - d) ** 2).sum(1) @ row for d, row in zip(direct, q, strict=False)]
             )
             gap = np.abs((direct**2).sum(1) + spread - q[:50] @ norms) / norms.max()
-            row = dict(run=run["run"], seed=seed, interval=1, split="train")
-            rows += [
-                row | dict(metric="d2", value=norms.max()),
-                row | dict(metric="beta2", value=beta2.max()),
-                row | dict(metric="nu2", value=nu2.max()),
-                row | dict(metric="identity gap", value=gap.max()),
-            ]
+            base = dict(run=run["run"], seed=seed, interval=1, split="train")
+            largest = {"d2": norms, "beta2": beta2, "nu2": nu2, "identity gap": gap}
+            rows += measured(base, {metric: values.max() for metric, values in largest.items()})
             for P in s["intervals"]:
                 delta2 = np.asarray(theory.delta2(K, theory.interval_means(q, P)))
-                rows.append(row | dict(interval=P, metric="delta2", value=delta2.mean()))
-                rows.append(row | dict(interval=P, metric="delta2 max", value=delta2.max()))
+                values = {"delta2": delta2.mean(), "delta2 max": delta2.max()}
+                rows += measured(base | {"interval": P}, values)
     return Outcome(pd.DataFrame(rows), {}, hashes)
 
 
@@ -365,10 +356,10 @@ PROCESS = PeriodicSampler(trials.CLIENTS, 1, 2, 2)
 
 TRIALS: dict[str, trials.Trial] = {
     "GeneralizedFedAvg": lambda d: (
-        GeneralizedFedAvg(PROCESS, 0.05, (2.0, 5.0), 2, 2, 4), trials.MODELS["mlp"](d),
+        GeneralizedFedAvg(PROCESS, 0.05, (2.0, 5.0), 2, 2, 4), trials.TASKS["mlp"](d),
     ),
     "WaitMinibatch": lambda d: (
-        WaitMinibatch(PROCESS, 0.05, 1, 2, 2, 4), trials.MODELS["softmax"](d),
+        WaitMinibatch(PROCESS, 0.05, 1, 2, 2, 4), trials.TASKS["softmax"](d),
     ),
-    "WaitFull": lambda d: (WaitFull(PROCESS, 0.05, 1, 2, 2), trials.MODELS["small_cnn"](d)),
+    "WaitFull": lambda d: (WaitFull(PROCESS, 0.05, 1, 2, 2), trials.TASKS["small_cnn"](d)),
 }  # fmt: skip

@@ -15,9 +15,9 @@ from fedlib.engine.draws import upload
 from fedlib.engine.evaluation import Evaluation
 from fedlib.engine.simulation import History, simulate
 from fedlib.engine.tasks import Task
-from fedlib.errors import FedlibError, unknown
+from fedlib.errors import FedlibError
 from fedlib.lab import trials
-from fedlib.lab.job import Job, Outcome, alike, apart, checkpoint, joined, off_cycle
+from fedlib.lab.job import Job, Outcome, alike, checkpoint, joined, off_cycle, split_runs
 from fedlib.lab.studies.personalization_people import (
     Judges,
     People,
@@ -25,7 +25,7 @@ from fedlib.lab.studies.personalization_people import (
     check_people,
     people,
 )
-from fedlib.lab.studies.shared import build_task, check_model, side_by_side
+from fedlib.lab.studies.shared import build_task, check_known, check_model, side_by_side
 from fedlib.papers.personalization import masks, others, weights
 from fedlib.papers.personalization.algorithm import PERM, VISITS, Mixing, ShuffledSGD, State
 from fedlib.papers.personalization.discrepancy import estimate, halves
@@ -53,40 +53,30 @@ class Serving(People):
     tune_steps: NotRequired[PositiveInt]  # of localized FedAvg
 
 
-Rates = tuple[float, ...]
-Build = Callable[[Serving, Rates, Population], Any]
-
-
-def _basic(s: Serving, lr: Rates) -> tuple[Rates, int, int]:
-    return lr, s["local_steps"], s["batch_size"]
-
-
-def _shuffled(s: Serving, lr: Rates, _: Population) -> ShuffledSGD:
-    return ShuffledSGD(*_basic(s, lr), s.get("visits", "relative"))
-
-
-def _perm(s: Serving, lr: Rates, _: Population) -> PERM:
-    visits = s.get("visits", "relative")
-    return PERM(*_basic(s, lr), visits, mixing=_mixing(s), global_lr=lr)
+Basic = tuple[tuple[float, ...], int, int]  # rates, local steps, batch size
 
 
 def _mixing(s: Serving) -> Mixing:
     return Mixing(s["lam"], unbiased=s.get("unbiased", False))
 
 
-METHODS: dict[str, Build] = {
-    "perm": _perm,
-    "two-stage": _shuffled,
-    "fedavg": lambda s, lr, _: others.LocalizedFedAvg(*_basic(s, lr), 0),
-    "localized": lambda s, lr, _: others.LocalizedFedAvg(*_basic(s, lr), s["tune_steps"]),
-    "per-fedavg": lambda s, lr, _: others.PerFedAvg(*_basic(s, lr), s["inner_lr"]),
-    "pfedme": lambda s, lr, _: others.PFedMe(*_basic(s, lr), s["inner_lr"], lam=s["pull"]),
-    "ditto": lambda s, lr, _: others.Ditto(*_basic(s, lr), s["pull"]),
-    "apfl": lambda s, lr, _: others.APFL(*_basic(s, lr), s["mixing"]),
-    "local": lambda s, lr, _: others.LocalOnly(*_basic(s, lr)),
-    "oracle": lambda s, lr, p: others.Oracle(*_basic(s, lr), p.groups),
+def _visits(s: Serving) -> str:
+    return s.get("visits", "relative")
+
+
+METHODS: dict[str, Callable[[Basic, Serving, Population], Any]] = {
+    "perm": lambda b, s, _: PERM(*b, _visits(s), mixing=_mixing(s), global_lr=b[0]),
+    "two-stage": lambda b, s, _: ShuffledSGD(*b, _visits(s)),
+    "fedavg": lambda b, s, _: others.LocalizedFedAvg(*b, 0),
+    "localized": lambda b, s, _: others.LocalizedFedAvg(*b, s["tune_steps"]),
+    "per-fedavg": lambda b, s, _: others.PerFedAvg(*b, s["inner_lr"]),
+    "pfedme": lambda b, s, _: others.PFedMe(*b, s["inner_lr"], lam=s["pull"]),
+    "ditto": lambda b, s, _: others.Ditto(*b, s["pull"]),
+    "apfl": lambda b, s, _: others.APFL(*b, s["mixing"]),
+    "local": lambda b, s, _: others.LocalOnly(*b),
+    "oracle": lambda b, s, p: others.Oracle(*b, p.groups),
 }
-ASKS = {
+METHOD_NEEDS = {
     "perm": ["lam"],
     "two-stage": ["lam"],
     "localized": ["tune_steps"],
@@ -95,8 +85,8 @@ ASKS = {
     "ditto": ["pull"],
     "apfl": ["mixing"],
 }  # of a run's settings
-ALONE = ("run", "lr", "tuned_as")  # in what rows of one batch may differ
-MANY = 0.01  # a weight from which on a client counts as listened to
+TOGETHER = ("run", "lr", "tuned_as")  # in what rows of one batch may differ
+LISTENED = 0.01  # a weight from which on a client counts as listened to
 MAPPED = 200  # clients up to which a record keeps all weights
 
 
@@ -114,14 +104,14 @@ def serving(job: Job[Serving]) -> Outcome:
     """
     check_runs(job.settings)
     s, frames, diverged, made = job.settings, {}, {}, {}
-    for runs in side_by_side(s, ALONE):
+    for runs in side_by_side(s, TOGETHER):
         key = repr([runs[0].get(name) for name in People.__annotations__])
         if key not in made:
             made[key] = people(runs[0], job.seeds)
         names = [run["run"] for run in runs]
         history, first = _served(job, runs, made[key])
-        found, lost = apart(history, names, len(job.seeds))
-        frames |= {name: pd.concat([frame, bill(frame)]) for name, frame in found.items()}
+        parts, lost = split_runs(history, names, len(job.seeds))
+        frames |= {name: pd.concat([frame, bill(frame)]) for name, frame in parts.items()}
         diverged |= lost
         if first is not None:
             frames[names[0]] = pd.concat([frames[names[0]], first.assign(run=names[0])])
@@ -138,37 +128,34 @@ def check_runs(s: Serving) -> None:
         With the run, what came, and what is expected.
     """
     for run in s["runs"]:
-        own, told = {**s, **run}, f"Run '{run['run']}':"
-        check_people(own)
-        if own["method"] not in METHODS:
-            raise unknown("method", own["method"], METHODS)
-        if missing := [key for key in ASKS.get(own["method"], []) if key not in own]:
+        r, where = {**s, **run}, f"Run '{run['run']}':"
+        check_people(r)
+        check_known(r, method=METHODS, visits=VISITS)
+        if missing := [key for key in METHOD_NEEDS.get(r["method"], []) if key not in r]:
             needs = " and ".join(missing)
-            raise FedlibError(f"{told} the method '{own['method']}' needs {needs}. Set it.")
-        check_model(own["model"], (own["features"],) if own["split"] == "halves" else None)
-        if own.get("visits", VISITS[0]) not in VISITS:
-            raise unknown("kind of visits", own["visits"], VISITS)
-        if own.get("mixing", 0) > 1:
-            raise FedlibError(f"{told} mixing is a share, at most 1; got {own['mixing']}.")
-        if own.get("warmup", 0) >= own["rounds"]:
+            raise FedlibError(f"{where} the method '{r['method']}' needs {needs}. Set it.")
+        check_model(r["model"], (r["features"],) if r["split"] == "halves" else None)
+        if r.get("mixing", 0) > 1:
+            raise FedlibError(f"{where} mixing is a share, at most 1; got {r['mixing']}.")
+        if r.get("warmup", 0) >= r["rounds"]:
             raise FedlibError(
-                f"{told} {own['warmup']} rounds of warm-up leave none of {own['rounds']} for "
-                f"'{own['method']}'. Take fewer, or more rounds."
+                f"{where} {r['warmup']} rounds of warm-up leave none of {r['rounds']} for "
+                f"'{r['method']}'. Take fewer, or more rounds."
             )
-        held = own["samples"] * (1 if own["split"] == "owners" else 1 - own["judging"])
-        if own["batch_size"] > round(held):
+        learned = round(r["samples"] * (1 if r["split"] == "owners" else 1 - r["judging"]))
+        if r["batch_size"] > learned:
             raise FedlibError(
-                f"{told} a minibatch of {own['batch_size']}, and clients learn from {round(held)} "
+                f"{where} a minibatch of {r['batch_size']}, and clients learn from {learned} "
                 "samples. Take a smaller batch_size, or more samples."
             )
 
 
 def bill(frame: pd.DataFrame) -> pd.DataFrame:
     """Return what each seed of a run has spent at its end, as rows of the split ``spent``."""
-    own = frame[(frame["split"] == "test") & (frame["metric"] == "loss")]
-    end = own.sort_values("round").groupby("seed", sort=False).tail(1)
-    told = [end.assign(metric=name, value=end[name]) for name in ("models", "gradients")]
-    return pd.concat(told).assign(split="spent")
+    losses = frame[(frame["split"] == "test") & (frame["metric"] == "loss")]
+    end = losses.sort_values("round").groupby("seed", sort=False).tail(1)
+    spent = [end.assign(metric=name, value=end[name]) for name in ("models", "gradients")]
+    return pd.concat(spent).assign(split="spent")
 
 
 def _served(
@@ -176,22 +163,23 @@ def _served(
 ) -> tuple[History, pd.DataFrame | None]:
     """Carry out runs that differ in their rates; also return the final weights of the first."""
     s, every = runs[0], job.seeds * len(runs)
-    lr = tuple(run["lr"] for run in runs for _ in job.seeds)
+    basic = tuple(run["lr"] for run in runs for _ in job.seeds), s["local_steps"], s["batch_size"]
     task = build_task(s, population.train, job.device, population.x, population.y)
-    look = Looks(population, every)
-    looks, x = off_cycle(s["rounds"], s["looks"], task.N), task.init(job.seeds)
+    evaluation = ClientMetrics(population, every)
+    rounds, x = off_cycle(s["rounds"], s["looks"], task.N), task.init(job.seeds)
     sizes = np.array([len(part) for part in population.train[job.seeds[0]]])
     x, frames, lost = x.repeat(len(runs), 1), [], {}
     for method, start, stop in phases(s):
-        algorithm = METHODS[method](s, lr, population)
+        algorithm = METHODS[method](basic, s, population)
         state = algorithm.init(task, every, x)
         if method == "two-stage":
-            found = estimate(task, x, upload([halves(task.data, every)], x.device)[0])
-            state = replace(state, A=_mixing(s).weights(found, state.A))
+            discrepancies = estimate(task, x, upload([halves(task.data, every)], x.device)[0])
+            state = replace(state, A=_mixing(s).weights(discrepancies, state.A))
         part = simulate(
             algorithm, task, stop - start, every, state=state,
             evaluation=Evaluation(
-                at=[t - start for t in looks if start < t < stop], measure=look.of(algorithm)
+                at=[t - start for t in rounds if start < t < stop],
+                measure=evaluation.of(algorithm),
             ),
             name=[run["run"] for run in runs for _ in job.seeds], progress=job.progress,
             checkpoint=checkpoint(job, f"{s['run']} {method}", 50),
@@ -207,8 +195,8 @@ def _served(
 def phases(s: Serving) -> list[tuple[str, int, int]]:
     """Return which method rules from which round to which: FedAvg before others, where wanted."""
     warm = s.get("warmup", 0)
-    own = (s["method"], warm, s["rounds"])
-    return [("fedavg", 0, warm), own] if warm else [own]
+    last = (s["method"], warm, s["rounds"])
+    return [("fedavg", 0, warm), last] if warm else [last]
 
 
 def _dated(
@@ -216,13 +204,13 @@ def _dated(
 ) -> pd.DataFrame:
     """Return the rows of a phase that began after ``start`` rounds of FedAvg, with their costs."""
     frame = frame[frame["round"] > 0] if start else frame
-    asked = [int(t) for t in frame["round"].unique()]
-    shuffled = isinstance(algorithm, ShuffledSGD)
-    spent = {
-        t: others.spent(algorithm, t, sizes) if shuffled else algorithm.spent(t) for t in asked
-    }
+    def spent(t: int) -> dict[str, float]:
+        shuffled = isinstance(algorithm, ShuffledSGD)
+        return others.spent(algorithm, t, sizes) if shuffled else algorithm.spent(t)
+
+    bills = {t: spent(int(t)) for t in frame["round"].unique()}
     costs = {
-        name: frame["round"].map({t: v[name] for t, v in spent.items()}) + start * before
+        name: frame["round"].map({t: bill[name] for t, bill in bills.items()}) + start * before
         for name, before in (("models", 2), ("gradients", steps))
     }
     return frame.assign(round=frame["round"] + start, **costs)
@@ -240,12 +228,12 @@ def _final(state: Any, population: Population, seed: int, rounds: int) -> pd.Dat
     return pd.concat([table, kinds]).assign(**common)
 
 
-class Looks:
+class ClientMetrics:
     """The evaluation of a round: every client by its own model."""
 
     def __init__(self, population: Population, seeds: tuple[int, ...]) -> None:
         self.learned = Judges(population.train, seeds)
-        self.own = Judges(population.own, seeds)
+        self.judging = Judges(population.judging, seeds)
         self.groups = np.stack([population.groups[seed] for seed in seeds])
         self.majority = [
             torch.tensor([majority(population, seed, k) for seed in seeds], dtype=torch.float64)
@@ -258,8 +246,8 @@ class Looks:
         def look(state: Any, task: Task) -> dict[tuple[str, str], Tensor]:
             mixed = isinstance(state, State)
             theta = state.v if mixed else algorithm.personal(state, task)
-            judged = {"train": self.learned(task, theta), "test": self.own(task, theta)}
-            found = {
+            judged = {"train": self.learned(task, theta), "test": self.judging(task, theta)}
+            metrics = {
                 (split, metric): value.mean(1)
                 for split, each in judged.items()
                 for metric, value in each.items()
@@ -268,22 +256,22 @@ class Looks:
                 for k in range(2):
                     mine = torch.from_numpy(self.groups == k)
                     mean = (judged["test"]["accuracy"] * mine).sum(1) / mine.sum(1)
-                    found[f"group {k}", "accuracy"] = mean
-                    found[f"group {k}", "above guessing"] = mean - self.majority[k]
-            return found | (told(state.A, self.groups) if mixed else {})
+                    metrics[f"group {k}", "accuracy"] = mean
+                    metrics[f"group {k}", "above guessing"] = mean - self.majority[k]
+            return metrics | (weight_metrics(state.A, self.groups) if mixed else {})
 
         return look
 
 
 def majority(population: Population, seed: int, kind: int) -> float:
     """Return the accuracy of guessing the most frequent class, on what judges one kind."""
-    held = zip(population.own[seed], population.groups[seed], strict=True)
-    labels = [population.y[part] for part, own in held if own == kind]
+    clients = zip(population.judging[seed], population.groups[seed], strict=True)
+    labels = [population.y[part] for part, group in clients if group == kind]
     return float(np.bincount(np.concatenate(labels)).max() / sum(map(len, labels))) if labels else 0
 
 
-def told(A: Tensor, groups: np.ndarray) -> dict[tuple[str, str], Tensor]:
-    """Return what there is to tell of mixing weights ``[R, N, N]``, each ``[R]``.
+def weight_metrics(A: Tensor, groups: np.ndarray) -> dict[tuple[str, str], Tensor]:
+    """Return the metrics of mixing weights ``[R, N, N]``, each ``[R]``.
 
     ``entropy``: of a row, as a share of ``log N``; ``own``: the weight for oneself; ``outside``:
     the weight for clients of another kind (all means over rows); ``listened``: the largest number
@@ -296,14 +284,14 @@ def told(A: Tensor, groups: np.ndarray) -> dict[tuple[str, str], Tensor]:
         ("weights", "entropy"): entropy.mean(1),
         ("weights", "own"): A.diagonal(dim1=1, dim2=2).mean(1),
         ("weights", "outside"): (A * other).sum(2).mean(1),
-        ("weights", "listened"): (A > MANY).sum(2).amax(1).double(),
+        ("weights", "listened"): (A > LISTENED).sum(2).amax(1).double(),
     }
 
 
 # --- what a device is tried with ------------------------------------------------------------------
 
 def _with(algorithm: Any, model: str = "mlp") -> trials.Trial:
-    return lambda d: (algorithm, trials.MODELS[model](d))
+    return lambda d: (algorithm, trials.TASKS[model](d))
 
 
 BY_STEPS = Mixing((20.0, 40.0), steps=2)

@@ -22,11 +22,11 @@ from fedlib.engine.rng import stream
 from fedlib.engine.tasks import Task
 from fedlib.errors import FedlibError, unknown
 from fedlib.lab.job import Settings
-from fedlib.lab.studies.shared import pooled
+from fedlib.lab.studies.shared import pool_pixels
 from fedlib.schema import NonNegativeFloat, PositiveFloat, PositiveInt
 
-SPLITS = ("halves", "random", "classes", "owners")
-ASKS = {"halves": ["features"], "classes": ["dataset", "classes"]}  # of a split; else a data set
+CLIENT_SPLITS = ("halves", "random", "classes", "owners")
+SPLIT_NEEDS = {"halves": ["features"], "classes": ["dataset", "classes"]}  # else a data set
 
 
 class People(Settings):
@@ -53,7 +53,7 @@ class Population:
     ----------
     x, y
         Features and labels of all rows.
-    train, own
+    train, judging
         For each seed the rows of every client: to learn from, and to be judged by.
     groups
         For each seed a number for every client, the same where they are of one kind; -1 where
@@ -65,7 +65,7 @@ class Population:
     x: Tensor
     y: np.ndarray
     train: dict[int, list[np.ndarray]]
-    own: dict[int, list[np.ndarray]]
+    judging: dict[int, list[np.ndarray]]
     groups: dict[int, np.ndarray]
     hashes: dict[str, str]
 
@@ -75,13 +75,13 @@ def people(s: People, seeds: Sequence[int]) -> Population:
     check_people(s)
     if s["split"] == "halves":
         return _two_halves(s, seeds)
-    held = datasets.load(s["dataset"], progress=False)
-    x = pooled(np.concatenate([held.train_x, held.test_x]), s.get("pool", 1))
-    y = np.concatenate([held.train_y, held.test_y])
-    dealt = {seed: _deal(held, s, seed) for seed in seeds}
-    used = {**held.hashes, "as used": datasets.fingerprint(x, y)}
-    train, own, groups = ({n: d[k] for n, d in dealt.items()} for k in range(3))
-    return Population(x, y, train, own, groups, used)
+    data = datasets.load(s["dataset"], progress=False)
+    x = pool_pixels(np.concatenate([data.train_x, data.test_x]), s.get("pool", 1))
+    y = np.concatenate([data.train_y, data.test_y])
+    dealt = {seed: _deal(data, s, seed) for seed in seeds}
+    used = {**data.hashes, "as used": datasets.fingerprint(x, y)}
+    train, judging, groups = ({n: d[k] for n, d in dealt.items()} for k in range(3))
+    return Population(x, y, train, judging, groups, used)
 
 
 def check_people(s: People) -> None:
@@ -92,9 +92,9 @@ def check_people(s: People) -> None:
     FedlibError
         With what came, and what is expected.
     """
-    if s["split"] not in SPLITS:
-        raise unknown("split", s["split"], SPLITS)
-    if missing := [key for key in ASKS.get(s["split"], ["dataset"]) if key not in s]:
+    if s["split"] not in CLIENT_SPLITS:
+        raise unknown("split", s["split"], CLIENT_SPLITS)
+    if missing := [key for key in SPLIT_NEEDS.get(s["split"], ["dataset"]) if key not in s]:
         raise FedlibError(f"The split '{s['split']}' needs {' and '.join(missing)}. Set it.")
     if not 0 < s["judging"] < 1:
         raise FedlibError(
@@ -115,27 +115,27 @@ def check_people(s: People) -> None:
 
 
 def _deal(
-    held: datasets.Dataset, s: People, seed: int
+    data: datasets.Dataset, s: People, seed: int
 ) -> tuple[list[np.ndarray], list[np.ndarray], np.ndarray]:
     """Return rows to learn from and to be judged by, and who is of one kind."""
     rng, N, count = stream(seed, "people"), s["clients"], s["samples"]
     if s["split"] == "owners":
-        owners = datasets.owners(held)
+        owners = datasets.owners(data)
         who = rng.permutation(len(owners.names))[:N]
         if len(who) < N:
             raise FedlibError(f"{N} clients, and rows of {len(who)} owners.")
         train = [rng.permutation(owners.train_parts[n])[:count] for n in who]
-        own = [owners.test_parts[n] + len(held.train_y) for n in who]
-        return train, own, owners.traits.get("family", np.full(len(owners.names), -1))[who]
-    if s["split"] == "random" and N * count > len(held.train_y):
+        judging = [owners.test_parts[n] + len(data.train_y) for n in who]
+        return train, judging, owners.traits.get("family", np.full(len(owners.names), -1))[who]
+    if s["split"] == "random" and N * count > len(data.train_y):
         raise FedlibError(
             f"{N} clients with {count} samples each take {N * count} rows; '{s['dataset']}' has "
-            f"{len(held.train_y)}. Take fewer clients, or fewer samples."
+            f"{len(data.train_y)}. Take fewer clients, or fewer samples."
         )
     if s["split"] == "random":
-        rows = rng.permutation(len(held.train_y))[: N * count].reshape(N, -1)
+        rows = rng.permutation(len(data.train_y))[: N * count].reshape(N, -1)
         return *_held_out(rows, s["judging"]), np.zeros(N, dtype=int)
-    classes, each = len(np.unique(held.train_y)), s["classes"]
+    classes, each = len(np.unique(data.train_y)), s["classes"]
     order = np.concatenate([rng.permutation(classes) for _ in range(-(-N * each // classes))])
     mine = order[: N * each].reshape(N, each)  # every class as often as can be
     if any(len(set(some)) < each for some in mine):
@@ -143,7 +143,7 @@ def _deal(
             f"With {each} of {classes} classes a client, some client would have one class twice. "
             "Take a number of classes that divides all of them."
         )
-    pools = {c: list(rng.permutation(np.flatnonzero(held.train_y == c))) for c in range(classes)}
+    pools = {c: list(rng.permutation(np.flatnonzero(data.train_y == c))) for c in range(classes)}
     rows = []
     for some in mine:
         taken = [np.array(pools[c][: count // each], dtype=int) for c in some]
@@ -172,17 +172,14 @@ def _held_out(
 
 def _two_halves(s: People, seeds: Sequence[int]) -> Population:
     N, count, d = s["clients"], s["samples"], s["features"]
-    parts, xs, ys = {}, [], []
-    for k, seed in enumerate(seeds):
-        x, y = two_halves(seed, N, count, d, s.get("balanced", False), s.get("angle", 180.0))
-        xs.append(x)
-        ys.append(y)
-        rows = np.arange(k * N * count, (k + 1) * N * count).reshape(N, count)
-        parts[seed] = _held_out(list(rows), s["judging"])
-    x, y = np.concatenate(xs).astype(np.float32), np.concatenate(ys)
-    groups = np.arange(N) * 2 // N
-    train, own = ({seed: part[i] for seed, part in parts.items()} for i in range(2))
-    return Population(torch.from_numpy(x), y, train, own, dict.fromkeys(seeds, groups), {})
+    balanced, angle = s.get("balanced", False), s.get("angle", 180.0)
+    drawn = [two_halves(seed, N, count, d, balanced, angle) for seed in seeds]
+    x, y = (np.concatenate(part) for part in zip(*drawn, strict=True))
+    rows = np.arange(len(y)).reshape(len(seeds), N, count)
+    parts = {n: _held_out(list(r), s["judging"]) for n, r in zip(seeds, rows, strict=True)}
+    groups = dict.fromkeys(seeds, np.arange(N) * 2 // N)
+    train, judging = ({seed: part[i] for seed, part in parts.items()} for i in range(2))
+    return Population(torch.from_numpy(x.astype(np.float32)), y, train, judging, groups, {})
 
 
 def two_halves(
@@ -256,10 +253,10 @@ class Judges:
                 f"Client {int(np.argmin(sizes)) % len(parts[seeds[0]])} has no rows to be judged "
                 "by. Give each at least one."
             )
-        held = np.arange(sizes.max()) < sizes[:, None]
-        rows = np.zeros(held.shape, dtype=np.int64)
-        rows[held] = np.concatenate(each)
-        self.rows, self.held = torch.from_numpy(rows), torch.from_numpy(held).double()
+        mask = np.arange(sizes.max()) < sizes[:, None]
+        rows = np.zeros(mask.shape, dtype=np.int64)
+        rows[mask] = np.concatenate(each)
+        self.rows, self.mask = torch.from_numpy(rows), torch.from_numpy(mask).double()
 
     @torch.no_grad()
     def __call__(self, task: Task, theta: Tensor) -> dict[str, Tensor]:
@@ -272,16 +269,13 @@ class Judges:
         """
         copies, device = theta.flatten(0, 1), theta.device
         step = max(1, task.chunk // (self.rows.shape[1] * task.data.x[0].numel()))
-        found = []
-        for some, rows, held in zip(
-            copies.split(step),
-            self.rows.to(device).split(step),
-            self.held.to(device).split(step),
-            strict=True,
-        ):
+        results = []
+        pieces = (a.split(step) for a in (copies, self.rows.to(device), self.mask.to(device)))
+        for some, rows, mask in zip(*pieces, strict=True):
             x, y = task.features(Batch(rows))
-            sums = tally(task.loss_name, task.model.apply(some, x), y, held)
-            found.append({k: v.cpu() for k, v in values(sums, held.sum(1)).items()})
-        names = found[0]
-        every = {name: torch.cat([one[name] for one in found]) for name in names}
-        return {name: value.view(theta.shape[:2]) for name, value in every.items()}
+            sums = tally(task.loss_name, task.model.apply(some, x), y, mask)
+            results.append({k: v.cpu() for k, v in values(sums, mask.sum(1)).items()})
+        return {
+            name: torch.cat([one[name] for one in results]).view(theta.shape[:2])
+            for name in results[0]
+        }

@@ -23,8 +23,9 @@ import torch
 from tqdm.auto import tqdm
 
 from fedlib.engine.rng import stream
-from fedlib.errors import FedlibError, unknown
+from fedlib.errors import FedlibError
 from fedlib.lab.job import Job, Outcome, Settings
+from fedlib.lab.studies.shared import check_known, measured
 from fedlib.papers.personalization import theory, weights
 from fedlib.papers.personalization.algorithm import schedule
 from fedlib.papers.personalization.theory import Constants
@@ -62,7 +63,7 @@ class SingleLoop(Quadratics):
 
 
 @dataclass(frozen=True)
-class Problem:
+class QuadraticClients:
     """Clients ``½ Σ_k H_jk (v_k − c_jk)²``; curvatures and centres are ``[N, d]``.
 
     Attributes
@@ -104,19 +105,19 @@ class Problem:
         return 0.5 * (A @ self.curvatures * away**2).sum(-1)
 
 
-def problem(seed: int, s: Quadratics) -> Problem:
+def draw_clients(seed: int, s: Quadratics) -> QuadraticClients:
     """Return a seed's problem: ``μ = 1``, ``L = κ``, centres around zero, sizes from 50 to 100."""
     rng, shape = stream(seed, "quadratics"), (s["clients"], s["dim"])
     u = rng.random(shape)
     H = 1 + (s["kappa"] - 1) * (u - u.min()) / (u.max() - u.min())
     sizes = rng.integers(50, 101, s["clients"]).astype(float)
-    made = Problem(H, rng.standard_normal(shape), sizes)
+    made = QuadraticClients(H, rng.standard_normal(shape), sizes)
     z = torch.from_numpy(made.discrepancies(made.optimum()))
     least = weights.full_support(z, torch.from_numpy(sizes)).max()
-    return Problem(H, made.centres, sizes, s["lam"] * float(least))
+    return QuadraticClients(H, made.centres, sizes, s["lam"] * float(least))
 
 
-def constants(s: Quadratics) -> Constants:
+def known_constants(s: Quadratics) -> Constants:
     """Return what the prescribed rates need to know."""
     return Constants(s["clients"], s["local_steps"], 1.0, s["kappa"])
 
@@ -146,15 +147,15 @@ def steps(H: np.ndarray, rate: np.ndarray | float, K: int) -> tuple[np.ndarray, 
 
 
 def epoch(
-    p: Problem, v: np.ndarray, A: np.ndarray, hosts: np.ndarray, lr: float, K: int,
+    p: QuadraticClients, v: np.ndarray, A: np.ndarray, hosts: np.ndarray, lr: float, K: int,
     noise: Callable[[], np.ndarray] | None = None,
 ) -> np.ndarray:  # fmt: skip
     """Return models ``[copies, N, d]`` after an epoch of Algorithm 1.
 
     ``A`` is ``[N, N]``, or one a copy; ``hosts[j, i]`` hosts model i in round j.
     """
-    own = np.arange(len(p.sizes))
-    rate = lr * len(own) * A[..., own, hosts][..., None]
+    models = np.arange(len(p.sizes))
+    rate = lr * len(models) * A[..., models, hosts][..., None]
     shrink, spread = steps(p.curvatures[hosts], rate, K)
     for j, host in enumerate(hosts):
         c = p.centres[host]
@@ -163,7 +164,7 @@ def epoch(
     return v
 
 
-def samples(rng: np.random.Generator, p: Problem, K: int, variance: float) -> np.ndarray:
+def samples(rng: np.random.Generator, p: QuadraticClients, K: int, variance: float) -> np.ndarray:
     """Return how the gradients of each client's K samples differ from their mean, ``[N, K, d]``.
 
     Over a client's samples they sum to zero, and their mean squared norm is ``variance``.
@@ -174,7 +175,7 @@ def samples(rng: np.random.Generator, p: Problem, K: int, variance: float) -> np
 
 
 def walked(
-    p: Problem, v: np.ndarray, A: np.ndarray, hosts: np.ndarray, lr: float, e: np.ndarray,
+    p: QuadraticClients, v: np.ndarray, A: np.ndarray, hosts: np.ndarray, lr: float, e: np.ndarray,
     rng: np.random.Generator,
 ) -> np.ndarray:  # fmt: skip
     """Return models ``[copies, N, d]`` after an epoch whose visits walk through samples.
@@ -182,8 +183,8 @@ def walked(
     ``e`` is ``[N, K, d]``, see :func:`samples`; each visit takes its host's K samples in an order
     of its own.
     """
-    own = np.arange(len(p.sizes))
-    rate = lr * len(own) * A[own, hosts][..., None]
+    models = np.arange(len(p.sizes))
+    rate = lr * len(models) * A[models, hosts][..., None]
     for a, host in zip(rate, hosts, strict=True):
         every = np.broadcast_to(np.arange(e.shape[1]), (*v.shape[:2], e.shape[1]))
         order = rng.permuted(every, axis=2)
@@ -192,13 +193,13 @@ def walked(
     return v
 
 
-def closing(p: Problem, v: np.ndarray, A: np.ndarray, L: float) -> np.ndarray:
+def closing(p: QuadraticClients, v: np.ndarray, A: np.ndarray, L: float) -> np.ndarray:
     """Return models after the closing step of size 1/L on each model's own objective."""
     return v - A @ p.curvatures * (v - p.minimiser(A)) / L
 
 
-def local_sgd(
-    p: Problem, w: np.ndarray, rounds: int, K: int, lr: float,
+def quadratic_sgd(
+    p: QuadraticClients, w: np.ndarray, rounds: int, K: int, lr: float,
     noise: Callable[[], np.ndarray] | None = None,
 ) -> np.ndarray:  # fmt: skip
     """Return the global models ``[copies, d]`` after rounds of local SGD with everybody."""
@@ -226,17 +227,14 @@ def check_runs(s: Quadratics) -> None:
         With the run, what came, and what is expected.
     """
     for run in s["runs"]:
-        own, told = {**s, **run}, f"Run '{run['run']}':"
-        if own["clients"] < 2:
-            raise FedlibError(f"{told} two clients or more can differ; got {own['clients']}.")
-        if own["kappa"] < 1:
-            raise FedlibError(f"{told} kappa = L/mu is 1 or more; got {own['kappa']}.")
-        if not own["rounds_grid"]:
-            raise FedlibError(f"{told} rounds_grid is empty. Give at least one number of rounds.")
-        if own.get("order", ORDERS[0]) not in ORDERS:
-            raise unknown("order", own["order"], ORDERS)
-        if own.get("stages", 1) not in (1, 2):
-            raise FedlibError(f"{told} stages are 1 or 2; got {own['stages']}.")
+        r, where = {**s, **run}, f"Run '{run['run']}':"
+        check_known(r, order=ORDERS, stages=(1, 2))
+        if r["clients"] < 2:
+            raise FedlibError(f"{where} two clients or more can differ; got {r['clients']}.")
+        if r["kappa"] < 1:
+            raise FedlibError(f"{where} kappa = L/mu is 1 or more; got {r['kappa']}.")
+        if not r["rounds_grid"]:
+            raise FedlibError(f"{where} rounds_grid is empty. Give at least one number of rounds.")
 
 
 def _study(job: Job, measure: Callable) -> Outcome:
@@ -244,13 +242,12 @@ def _study(job: Job, measure: Callable) -> Outcome:
     check_runs(job.settings)
     rows, s = [], job.settings
     for run in tqdm(s["runs"], disable=not job.progress):
-        own = {**s, **run}
+        r = {**s, **run}
         for seed in job.seeds:
-            p = problem(seed, own)
-            for R in own["rounds_grid"]:
-                told = dict(run=run["run"], seed=seed, round=R, split="train")
-                found = measure(own, p, seed, R)
-                rows += [told | dict(metric=m, value=float(v)) for m, v in found.items()]
+            p = draw_clients(seed, r)
+            for R in r["rounds_grid"]:
+                base = dict(run=run["run"], seed=seed, round=R, split="train")
+                rows += measured(base, measure(r, p, seed, R))
     return Outcome(pd.DataFrame(rows), {}, {})
 
 
@@ -259,10 +256,11 @@ def rates_of_weights(job: Job[Quadratics]) -> Outcome:
     return _study(job, _weights)
 
 
-def _weights(s: Quadratics, p: Problem, seed: int, R: int) -> dict[str, float]:
-    c, (N, d) = constants(s), p.centres.shape
+def _weights(s: Quadratics, p: QuadraticClients, seed: int, R: int) -> dict[str, float]:
+    c, (N, d) = known_constants(s), p.centres.shape
     draw = gaussian(stream(seed, "weights", R), (s["copies"], N, d), s["noise"])
-    w = local_sgd(p, np.zeros((s["copies"], d)), R, s["local_steps"], theory.local_rate(c, R), draw)
+    lr, start = theory.local_rate(c, R), np.zeros((s["copies"], d))
+    w = quadratic_sgd(p, start, R, s["local_steps"], lr, draw)
     best, log = p.optimum(), np.log(R * s["local_steps"])
     off = ((p.weights(w) - p.weights(best)) ** 2).sum(-1).mean()
     away = ((w - best) ** 2).sum(-1).mean()
@@ -274,8 +272,8 @@ def rates_of_models(job: Job[Models]) -> Outcome:
     return _study(job, _models)
 
 
-def _models(s: Models, p: Problem, seed: int, R: int) -> dict[str, float]:
-    c, (N, d) = constants(s), p.centres.shape
+def _models(s: Models, p: QuadraticClients, seed: int, R: int) -> dict[str, float]:
+    c, (N, d) = known_constants(s), p.centres.shape
     A, copies = p.weights(p.optimum()), s["copies"] if s["noise"] else 1
     draw = gaussian(stream(seed, "models", R), (copies, N, d), s["noise"])
     v, lr, visits = np.zeros((copies, N, d)), theory.visit_rate(c, R), orders(seed, N, s["order"])
@@ -297,21 +295,21 @@ def single_loop(job: Job[SingleLoop]) -> Outcome:
     return _study(job, _loop)
 
 
-def _loop(s: SingleLoop, p: Problem, seed: int, R: int) -> dict[str, float]:
-    c, (N, d), K, copies = constants(s), p.centres.shape, s["local_steps"], s["copies"]
+def _loop(s: SingleLoop, p: QuadraticClients, seed: int, R: int) -> dict[str, float]:
+    c, (N, d), K, copies = known_constants(s), p.centres.shape, s["local_steps"], s["copies"]
     variance = s["global_noise"] / s["global_batch"]
     draw = gaussian(stream(seed, "global", R), (copies, N, d), variance)
     visit = gaussian(stream(seed, "visits", R), (copies, N, d), s["noise"])
     w, v, visits = np.zeros((copies, d)), np.zeros((copies, N, d)), orders(seed, N, "random")
     if s["stages"] == 2:
-        A = p.weights(local_sgd(p, w, R, K, theory.local_rate(c, R), draw))
+        A = p.weights(quadratic_sgd(p, w, R, K, theory.local_rate(c, R), draw))
         lr = theory.visit_rate(c, R)
     else:
         A, lr = np.full((copies, N, N), 1 / N), theory.visit_rate_single(c, R)
     for _ in range(R):
         v = epoch(p, v, A, next(visits), lr, K, visit)
         if s["stages"] == 1:
-            w = local_sgd(p, w, 1, 1, theory.global_rate(c, R), draw)
+            w = quadratic_sgd(p, w, 1, 1, theory.global_rate(c, R), draw)
             A = p.weights(w)
     best = p.weights(p.optimum())
     excess = p.excess(best, closing(p, v, A, c.L)).mean()

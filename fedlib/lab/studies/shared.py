@@ -72,7 +72,7 @@ def check_model(model: Sequence[Any], shape: Sequence[int] | None = None) -> Non
         )
 
 
-def pooled(x: np.ndarray, size: int | Sequence[int]) -> Tensor:
+def pool_pixels(x: np.ndarray, size: int | Sequence[int]) -> Tensor:
     """Return samples ``[n, ...]`` whose blocks of pixels, so many a side, are averaged."""
     sides = (size, size) if isinstance(size, int) else tuple(size)
     small = x.shape[-2:] if x.ndim > 2 else (1, 1)
@@ -114,15 +114,27 @@ def build_task(
 
 def dealt(
     s: Mapping[str, Any],
-    held: datasets.Dataset,
+    data: datasets.Dataset,
     splits: Mapping[int, Sequence[np.ndarray]],
     device: str,
 ) -> tuple[Task, dict[str, str]]:
     """Return the task of a data set at the size that ``pool`` says, and hashes of the data."""
-    train_x, test_x = (pooled(x, s.get("pool", 1)) for x in (held.train_x, held.test_x))
-    data = train_x, held.train_y, test_x, held.test_y
-    used = {**held.hashes, "as used": datasets.fingerprint(*data)}
-    return build_task(s, splits, device, *data), used
+    train_x, test_x = (pool_pixels(x, s.get("pool", 1)) for x in (data.train_x, data.test_x))
+    arrays = train_x, data.train_y, test_x, data.test_y
+    used = {**data.hashes, "as used": datasets.fingerprint(*arrays)}
+    return build_task(s, splits, device, *arrays), used
+
+
+def check_known(run: Mapping[str, Any], **known: Collection[Any]) -> None:
+    """Refuse a run that names what is not known; one that leaves a setting out is fine."""
+    for key, names in known.items():
+        if key in run and run[key] not in names:
+            raise unknown(f"{key} of run '{run['run']}'", str(run[key]), map(str, names))
+
+
+def measured(base: Mapping[str, Any], values: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return tidy rows of what was measured, one a metric."""
+    return [{**base, "metric": metric, "value": float(value)} for metric, value in values.items()]
 
 
 def side_by_side(s: Mapping[str, Any], rows: Collection[str]) -> list[list[dict[str, Any]]]:

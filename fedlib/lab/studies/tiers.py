@@ -19,8 +19,8 @@ from fedlib.engine.rng import stream
 from fedlib.engine.simulation import simulate
 from fedlib.errors import unknown
 from fedlib.lab import trials
-from fedlib.lab.job import Job, Outcome, Settings, alike, apart, checkpoint, joined
-from fedlib.lab.studies.shared import FITTED, pooled, side_by_side
+from fedlib.lab.job import Job, Outcome, Settings, alike, checkpoint, joined, split_runs
+from fedlib.lab.studies.shared import FITTED, measured, pool_pixels, side_by_side
 from fedlib.papers.tiers import theory
 from fedlib.papers.tiers.algorithm import TDCD
 from fedlib.papers.tiers.asynchronous import AsyncTDCD, HubRound
@@ -89,18 +89,18 @@ def build_task(
     s: Split, seeds: Sequence[int], device: str = "cpu"
 ) -> tuple[TieredTask, dict[str, str]]:
     """Load the data; split columns over the silos, and rows over clients, anew for each seed."""
-    held = datasets.load(s["dataset"], progress=False)
-    keep = s.get("samples") or len(held.train_y)
-    small = (pooled(x, s.get("pool", 1)).numpy() for x in (held.train_x[:keep], held.test_x))
+    data = datasets.load(s["dataset"], progress=False)
+    keep = s.get("samples") or len(data.train_y)
+    small = (pool_pixels(x, s.get("pool", 1)).numpy() for x in (data.train_x[:keep], data.test_x))
     cut = [_cut(s, x) for x in small]
     clients = [s["clients"]] * len(cut[0])
     rows = {seed: partition.grid(keep, clients, seed, s["aligned"]) for seed in seeds}
     task = TieredTask(
-        build_models(s, cut[0]), cut[0], held.train_y[:keep], rows, cut[1], held.test_y,
+        build_models(s, cut[0]), cut[0], data.train_y[:keep], rows, cut[1], data.test_y,
         s["loss"], device, batch_norm="batch" in s["model"],
     )  # fmt: skip
-    used = datasets.fingerprint(*cut[0], held.train_y[:keep], *cut[1], held.test_y)
-    return task, {**held.hashes, "as used": used}
+    used = datasets.fingerprint(*cut[0], data.train_y[:keep], *cut[1], data.test_y)
+    return task, {**data.hashes, "as used": used}
 
 
 def _cut(s: Split, x: np.ndarray) -> list[np.ndarray]:
@@ -136,40 +136,36 @@ def sweep(job: Job[Sweep]) -> Outcome:
     s, frames, diverged = job.settings, {}, {}
     tasks: dict[str, TieredTask] = {}
     for runs in side_by_side(s, ("run", "lr")):
-        own, names = runs[0], [run["run"] for run in runs]
-        if "crowd" in own:
-            own["clients"] = {"few": min, "many": max}[own["crowd"]](own["clients_grid"])
-        key = repr([own.get("silos"), own["clients"], own["model"]])
+        r, names = runs[0], [run["run"] for run in runs]
+        if "crowd" in r:
+            r["clients"] = {"few": min, "many": max}[r["crowd"]](r["clients_grid"])
+        key = repr([r.get("silos"), r["clients"], r["model"]])
         if key not in tasks:
-            tasks[key], hashes = build_task(own, job.seeds, job.device)
+            tasks[key], hashes = build_task(r, job.seeds, job.device)
         task = tasks[key]
         rates, seeds = [run["lr"] for run in runs], job.seeds * len(runs)
         lr = tuple(rate for rate in rates for _ in job.seeds) if len(runs) > 1 else rates[0]
-        rounds = s["steps"] // own["Q"]
+        rounds = s["steps"] // r["Q"]
         start = task.init(job.seeds).repeat(len(runs), 1)
-        algorithm = TDCD(lr, own["Q"], s["batch_size"])
+        algorithm = TDCD(lr, r["Q"], s["batch_size"])
         history = simulate(
-            algorithm,
-            task,
-            rounds,
-            seeds,
-            state=algorithm.init(task, seeds, start),
+            algorithm, task, rounds, seeds, state=algorithm.init(task, seeds, start),
             evaluation=Evaluation(
-                at=looks(rounds, s["looks"]), splits=("train", "test"), limit=s["evaluate_on"]
+                at=log_rounds(rounds, s["looks"]), splits=("train", "test"), limit=s["evaluate_on"]
             ),
-            name=[name for name in names for _ in job.seeds],
-            progress=job.progress,
-            checkpoint=checkpoint(job, names[0], max(1, 300 // own["Q"])),
-        )
-        found, lost = apart(history, names, len(job.seeds))
+            name=[name for name in names for _ in job.seeds], progress=job.progress,
+            checkpoint=checkpoint(job, names[0], max(1, 300 // r["Q"])),
+        )  # fmt: skip
+        parts, lost = split_runs(history, names, len(job.seeds))
         for name, rate in zip(names, rates, strict=True):
-            told = dict(Q=own["Q"], lr=rate, silos=task.N, clients=own["clients"])
-            frames[name] = found[name].assign(**told)
+            frames[name] = parts[name].assign(
+                Q=r["Q"], lr=rate, silos=task.N, clients=r["clients"]
+            )
         diverged |= lost
     return joined(frames, diverged, s["runs"], hashes)
 
 
-def looks(rounds: int, points: int) -> list[int]:
+def log_rounds(rounds: int, points: int) -> list[int]:
     """Return the rounds at which to look at a run: evenly in log time, and evenly at its end.
 
     Every look meets a global model, which exists at the end of rounds only. What is learnt early
@@ -195,9 +191,8 @@ def latency(job: Job[Latency]) -> Outcome:
         one = theory.round_time(t_comm=t_comm, t_comp=1.0, Q=1)
         for Q in job.settings["local_steps"]:
             step = theory.round_time(t_comm=t_comm, t_comp=1.0, Q=Q) / Q
-            row = dict(run=f"t_comm={t_comm:g}", seed=0, Q=Q, split="time")
-            rows += [row | dict(metric="step", value=step)]
-            rows += [row | dict(metric="gain", value=one / step)]
+            base = dict(run=f"t_comm={t_comm:g}", seed=0, Q=Q, split="time")
+            rows += measured(base, {"step": step, "gain": one / step})
     return Outcome(pd.DataFrame(rows), {}, {})
 
 
@@ -228,15 +223,14 @@ def theorem(job: Job[Theorem]) -> Outcome:
             (gradient,) = torch.autograd.grad(task.loss(point).sum(), point)
             squares.append(gradient.square().sum(1))
             state, _ = algorithm.round(state, task)
-        measured = torch.stack(squares).mean(0)
+        each = torch.stack(squares).mean(0)
+        mean = each.mean().item()
         bound = theory.theorem_1(
             L=L, L_max=0.25, gap=float(np.log(2)), sigma2=1 / B, lr=lr, Q=Q, rounds=R
         ).total
-        for seed, value in zip(job.seeds, measured.tolist(), strict=True):
-            row = dict(run="theorem", seed=seed, rounds=R, split="train")
-            rows += [row | dict(metric=m, value=v) for m, v in (
-                ("measured", value), ("bound", bound), ("ratio", measured.mean().item() / bound)
-            )]  # fmt: skip
+        for seed, value in zip(job.seeds, each.tolist(), strict=True):
+            base = dict(run="theorem", seed=seed, rounds=R, split="train")
+            rows += measured(base, {"measured": value, "bound": bound, "ratio": mean / bound})
     return Outcome(pd.DataFrame(rows), {}, {})
 
 
@@ -268,28 +262,24 @@ def waiting(job: Job[Waiting]) -> Outcome:
         )  # fmt: skip
         frames.append(history.frame)
         for seed in job.seeds:
-            own = [hub for hub in kept if hub.seed == seed]
-            row = dict(run=run["run"], seed=seed, split="time")
-            missed = np.mean([max(hub.staleness) for hub in own])
-            idle = np.mean([hub.finish - hub.start - hub.busy for hub in own])
-            values = (("hub rounds", len(own)), ("staleness", missed), ("idle time", idle))
-            staleness += [row | dict(metric=m, value=float(v)) for m, v in values]
+            hubs = [hub for hub in kept if hub.seed == seed]
+            staleness += measured(dict(run=run["run"], seed=seed, split="time"), {
+                "hub rounds": len(hubs),
+                "staleness": np.mean([max(hub.staleness) for hub in hubs]),
+                "idle time": np.mean([hub.finish - hub.start - hub.busy for hub in hubs]),
+            })  # fmt: skip
     return Outcome(pd.concat([*frames, pd.DataFrame(staleness)], ignore_index=True), {}, hashes)
 
 
 # --- what a device is tried with ------------------------------------------------------------------
 
-ROWS = 24
-
-
 def tiered(dtype: Any) -> TieredTask:
     """Return three silos: two that share a model, and one with another; 2, 3 and 1 clients."""
-    rng, shared = stream(0, "trial"), models.mlp(4, 5, 1)
-    x = [rng.standard_normal((ROWS, 4)).astype(dtype) for _ in range(3)]
-    y = rng.integers(0, 2, ROWS)
-    parts = partition.grid(ROWS, [2, 3, 1])
-    held = [shared, shared, models.mlp(4, 3, 1)]
-    return TieredTask(held, x, y, parts, x, y, "logistic")
+    rng, shared, rows = stream(0, "trial"), models.mlp(4, 5, 1), 24
+    x = [rng.standard_normal((rows, 4)).astype(dtype) for _ in range(3)]
+    y = rng.integers(0, 2, rows)
+    silos = [shared, shared, models.mlp(4, 3, 1)]
+    return TieredTask(silos, x, y, partition.grid(rows, [2, 3, 1]), x, y, "logistic")
 
 
 def _hubs(wait: bool) -> AsyncTDCD:

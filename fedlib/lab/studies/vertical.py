@@ -9,10 +9,11 @@ an ordinary party reads its block once.
 from __future__ import annotations
 
 import hashlib
-import io
+import itertools
+import pickle
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NotRequired
 
@@ -26,9 +27,10 @@ from tqdm.auto import tqdm
 from fedlib import datasets
 from fedlib.engine.rng import stream
 from fedlib.engine.simulation import OutOfTime
-from fedlib.errors import FedlibError, unknown
+from fedlib.errors import FedlibError
 from fedlib.files import make_folder, publish
 from fedlib.lab.job import Job, Outcome, Settings, alike
+from fedlib.lab.studies.shared import check_known, measured
 from fedlib.lab.vertical import attacks
 from fedlib.papers.vertical import secure
 from fedlib.papers.vertical.algorithm import simulate_parties
@@ -122,7 +124,7 @@ class Forest(Settings):
 
 
 @dataclass(frozen=True)
-class Table:
+class AllRows:
     """All rows of a data set as they come, before they are dealt out.
 
     Attributes
@@ -141,12 +143,12 @@ class Table:
     hashes: dict[str, str]
 
 
-def read(s: Cut) -> Table:
+def read(s: Cut) -> AllRows:
     """Load all rows of a data set, with fewer of sparse columns where settings say so."""
     with warnings.catch_warnings():  # what is not verified is said on the card, and on the page
         warnings.simplefilter("ignore")
-        held = load_columns(s["dataset"], standardise=False)
-    parts = held.train_x, held.test_x
+        data = load_columns(s["dataset"], standardise=False)
+    parts = data.train_x, data.test_x
     x = sparse.vstack(parts, "csr") if sparse.issparse(parts[0]) else np.concatenate(parts)
     for key, fewer in (("columns", commonest), ("folded", folded)):
         if key in s:
@@ -156,7 +158,7 @@ def read(s: Cut) -> Table:
                     "Leave the setting out."
                 )
             x = fewer(x, s[key])
-    y = np.concatenate([held.train_y, held.test_y])
+    y = np.concatenate([data.train_y, data.test_y])
     if s["rows"] + s["tests"] > len(y):
         raise FedlibError(
             f"rows = {s['rows']} and tests = {s['tests']}, and '{s['dataset']}' has {len(y)} rows "
@@ -164,7 +166,7 @@ def read(s: Cut) -> Table:
         )
     arrays = (x.data, x.indices, x.indptr, y) if sparse.issparse(x) else (x, y)
     used = datasets.fingerprint(*arrays)
-    return Table(x, y, held.span is not None, {**held.hashes, "as used": used})
+    return AllRows(x, y, data.span is not None, {**data.hashes, "as used": used})
 
 
 def commonest(x: sparse.csr_array, columns: int) -> sparse.csr_array:
@@ -184,7 +186,7 @@ def folded(x: sparse.csr_array, columns: int) -> sparse.csr_array:
     return small.tocsr()
 
 
-def deal(s: Cut, table: Table, seed: int) -> tuple[Problem, Any, np.ndarray]:
+def deal(s: Cut, table: AllRows, seed: int) -> tuple[Problem, Any, np.ndarray]:
     """Draw the rows of a seed, scale them by its training part, and deal out the columns.
 
     Quantities get mean 0 and variance 1; columns of ones and zeros, and sparse ones, stay. Targets
@@ -223,31 +225,27 @@ def check_runs(s: Settings) -> None:
         With the run, what came, and what is expected.
     """
     for run in s["runs"]:
-        own, told = {**s, **run}, f"Run '{run['run']}':"
-        for key, known in (
-            ("method", METHODS), ("way", WAYS), ("links", LINKS), ("loss", LOSSES),
-            ("regulariser", REGULARISERS), ("attack", ATTACKS),
-        ):  # fmt: skip
-            if own.get(key, next(iter(known))) not in known:
-                raise unknown(f"{key} of run '{run['run']}'", str(own[key]), known)
-        if own["active"] > own["parties"] and "parties_grid" not in own:
+        r, where = {**s, **run}, f"Run '{run['run']}':"
+        check_known(r, method=METHODS, way=WAYS, links=LINKS, loss=LOSSES,
+                    regulariser=REGULARISERS, attack=ATTACKS)  # fmt: skip
+        if r["active"] > r["parties"] and "parties_grid" not in r:
             raise FedlibError(
-                f"{told} {own['active']} of {own['parties']} parties are to have labels. Take "
-                "fewer, or more parties."
+                f"{where} {r['active']} of {r['parties']} parties are to have labels. Take fewer, "
+                "or more parties."
             )
-        if own.get("way") == "own labels" and (own["method"] != "svrg" or own["parties"] < 2):
+        if r.get("way") == "own labels" and (r["method"] != "svrg" or r["parties"] < 2):
             raise FedlibError(
-                f"{told} '{own['way']}' is AFSVRG-VP: the method is svrg, with two parties or more."
+                f"{where} '{r['way']}' is AFSVRG-VP: the method is svrg, with two parties or more."
             )
-        if own.get("goal", 0) > own.get("passes", np.inf):
+        if r.get("goal", 0) > r.get("passes", np.inf):
             raise FedlibError(
-                f"{told} the goal is set after {own['goal']:g} passes, and there are "
-                f"{own['passes']:g}. Set it earlier."
+                f"{where} the goal is set after {r['goal']:g} passes, and there are "
+                f"{r['passes']:g}. Set it earlier."
             )
-        if own.get("attack") == "labels" and "method" not in own:
-            raise FedlibError(f"{told} labels are read from the messages of a method. Name it.")
-        if own.get("attack") == "features" and "width" not in own:
-            raise FedlibError(f"{told} how many columns does the attacked party hold? Set width.")
+        if r.get("attack") == "labels" and "method" not in r:
+            raise FedlibError(f"{where} labels are read from the messages of a method. Name it.")
+        if r.get("attack") == "features" and "width" not in r:
+            raise FedlibError(f"{where} how many columns does the attacked party hold? Set width.")
 
 
 # --- seeds, one by one ----------------------------------------------------------------------------
@@ -261,23 +259,20 @@ def each_seed(job: Job, make: Callable[[int], list[dict[str, Any]]]) -> pd.DataF
     OutOfTime
         When the job's time is over before a seed is begun.
     """
-    frames, told = [], repr(job.settings.get("runs", []))
-    runs = hashlib.sha256(told.encode()).hexdigest()[:12]
+    frames = []
+    runs = hashlib.sha256(repr(job.settings["runs"]).encode()).hexdigest()[:12]
     for done, seed in enumerate(tqdm(job.seeds, "seeds", disable=not job.progress)):
-        place = None if job.folder is None else job.folder / f"{runs}.{seed}.csv"
-        if place is not None and place.exists():
-            frames.append(pd.read_csv(place, float_precision="round_trip", keep_default_na=False,
-                                      na_values=["nan"]))  # fmt: skip
+        place = job.folder and job.folder / f"{runs}.{seed}.pickle"
+        if place and place.exists():
+            frames.append(pd.read_pickle(place))
             continue
         if job.until is not None and time.monotonic() > job.until:
             raise OutOfTime(f"Stopped in time after {done} of {len(job.seeds)} seeds.")
         with np.errstate(over="ignore", invalid="ignore"):  # of runs that diverge
             frame = pd.DataFrame(make(seed)).assign(seed=seed)
-        if place is not None:
-            held = io.StringIO()
-            frame.to_csv(held, index=False, na_rep="nan")
+        if place:
             make_folder(place.parent)
-            publish(place, held.getvalue().encode())
+            publish(place, pickle.dumps(frame))
         frames.append(frame)
     return pd.concat(frames, ignore_index=True)
 
@@ -286,10 +281,10 @@ def lost(frame: pd.DataFrame) -> dict[str, dict[int, int]]:
     """Return the seeds of each run whose training loss is no number at some look, with its pass."""
     loss = frame[(frame["metric"] == "loss") & (frame["split"] == "train")]
     bad = loss[~(loss["value"].abs() < 1e30)].groupby(["run", "seed"])["round"].min()
-    found: dict[str, dict[int, int]] = {}
+    result: dict[str, dict[int, int]] = {}
     for (run, seed), at in bad.items():
-        found.setdefault(run, {})[int(seed)] = int(at)
-    return found
+        result.setdefault(run, {})[int(seed)] = int(at)
+    return result
 
 
 # --- the race -------------------------------------------------------------------------------------
@@ -313,60 +308,65 @@ def race(job: Job[Racing]) -> Outcome:
     return Outcome(frame, lost(frame), table.hashes)
 
 
-def raced(s: Racing, table: Table, seed: int) -> list[dict[str, Any]]:
+def raced(s: Racing, table: AllRows, seed: int) -> list[dict[str, Any]]:
     """Return the rows of one seed."""
     problem, test_x, test_y = deal(s, table, seed)
-    own = {run["run"]: {**s, **run} for run in s["runs"]}
-    made = {name: carried_out(r, problem, seed) for name, r in own.items()}
+    runs = {run["run"]: {**s, **run} for run in s["runs"]}
+    made = {name: carried_out(r, problem, seed) for name, r in runs.items()}
     tunes = "tunes" in s
-    goals = {} if tunes else set_goals(own, made)
+    goals = {} if tunes else set_goals(runs, made)
     best = None if tunes else best_known(problem, made.values())
-    reference = [made[name].w for name, r in own.items() if r["way"] == "pooled"]
+    reference = [made[name].w for name, r in runs.items() if r["way"] == "pooled"]
     rows: list[dict[str, Any]] = []
     for name, run in made.items():
-        looked = list(kept(run.rows, s["looks"]))
-        for row in looked:
+        for row in kept(run.rows, s["looks"]):
             base = dict(run=name, round=round(row.epoch, 4), clock=row.time, split="train")
-            rows.append(base | dict(metric="loss", value=finite(row.loss)))
+            values = {"loss": row.loss if np.isfinite(row.loss) else np.inf}
             if best is not None:
-                gap = np.log(max(row.loss - best, FLOOR)) if np.isfinite(row.loss) else np.nan
-                rows.append(base | dict(metric="log gap", value=gap))
+                fine = np.isfinite(row.loss)
+                values["log gap"] = np.log(max(row.loss - best, FLOOR)) if fine else np.nan
+            rows += measured(base, values)
         base = dict(run=name, round=round(run.rows[-1].epoch, 4), clock=run.rows[-1].time)
-        goal = goals.get(twin(own[name]))
-        if goal is not None and own[name]["way"] in WAYS[:2]:
+        goal = goals.get(twin(runs[name]))
+        if goal is not None and runs[name]["way"] in WAYS[:2]:
             there = reached(run.rows, goal)
-            for metric, value in (
-                ("log speed", -np.log(there.time) if there else np.nan),
-                ("passes", there.epoch if there else np.nan),
-            ):
-                rows.append(base | dict(split="time", metric=metric, value=value))
+            speed, passes = (-np.log(there.time), there.epoch) if there else (np.nan, np.nan)
+            rows += measured(base | {"split": "time"}, {"log speed": speed, "passes": passes})
         if best is not None and len(reference) == 1:
             away = np.linalg.norm(run.w - reference[0]) / np.linalg.norm(reference[0])
-            rows.append(base | dict(split="end", metric="distance", value=away))
-        rows += [base | dict(split="test", metric=metric, value=value)
-                 for metric, value in judged(s["loss"], test_x @ run.w, test_y)]  # fmt: skip
+            rows += measured(base | {"split": "end"}, {"distance": away})
+        rows += measured(base | {"split": "test"}, judged(s["loss"], test_x @ run.w, test_y))
     return rows
 
 
 def carried_out(r: Racing, problem: Problem, seed: int) -> Run:
     """Carry out one run of a race."""
-    q, share = problem.q, dominated(r["method"], r["passes"]) / r["passes"]
     setting: dict[str, Any] = dict(
-        epochs=share * r["passes"], every=share * r["every"], seed=seed,
-        compute=costs(problem, seed, r.get("even", False)), delays=LINKS[r.get("links", "near")],
+        **lengths(r), seed=seed, compute=costs(problem, seed, r.get("even", False)),
+        delays=LINKS[r.get("links", "near")],
     )  # fmt: skip
-    if r["way"] == "waiting":
-        return synchronous(problem, r["method"], r["lr"], active=r["active"], **setting)
     if r["way"] == "pooled":
-        setting["compute"] = 1.0
-        return pooled(problem, r["method"], r["lr"], log=False, **setting)
+        return pooled(problem, r["method"], r["lr"], log=False, **setting | {"compute": 1.0})
     if r["way"] == "own labels":  # as many steps for each block that moves as elsewhere
-        half = q // 2
+        half = problem.q // 2
         for key in ("epochs", "every"):
             setting[key] *= half
         return afsvrg_vp(problem, r["lr"], active=half, inner=half * problem.n, log=False,
                          **setting)  # fmt: skip
-    return simulate_parties(problem, r["method"], r["lr"], active=r["active"], log=False, **setting)
+    return simulated(r, problem, active=r["active"], **setting)
+
+
+def simulated(r: Mapping[str, Any], problem: Problem, **setting: Any) -> Run:
+    """Run VFB², or its synchronous twin where a run is one that waits."""
+    if r["way"] == "waiting":
+        return synchronous(problem, r["method"], r["lr"], **setting)
+    return simulate_parties(problem, r["method"], r["lr"], log=False, **setting)
+
+
+def lengths(r: Mapping[str, Any]) -> dict[str, float]:
+    """Return how long a run is and how often it is looked at, in passes of dominated steps."""
+    share = dominated(r["method"], r["passes"]) / r["passes"]
+    return dict(epochs=share * r["passes"], every=share * r["every"])
 
 
 def dominated(method: str, passes: float) -> float:
@@ -386,18 +386,17 @@ def twin(r: Racing) -> tuple[str, str]:
     return r["method"], r.get("links", "near")
 
 
-def set_goals(own: dict[str, Racing], made: dict[str, Run]) -> dict[tuple[str, str], float]:
+def set_goals(runs: dict[str, Racing], made: dict[str, Run]) -> dict[tuple[str, str], float]:
     """Return the loss that each synchronous run sets, where there is one of its kind alone."""
-    waiting = [name for name, r in own.items() if r["way"] == "waiting"]
-    kinds = [twin(own[name]) for name in waiting]
-    found = {}
-    for name, kind in zip(waiting, kinds, strict=True):
-        if kinds.count(kind) == 1:
-            until = own[name]["goal"]
-            late = [row.loss for row in made[name].rows if 0.9 * until <= row.epoch <= until]
-            late = late or [row.loss for row in made[name].rows if row.epoch <= until][-1:]
-            found[kind] = float(np.mean(late))
-    return found
+    kinds = {name: twin(r) for name, r in runs.items() if r["way"] == "waiting"}
+    goals = {}
+    for name, kind in kinds.items():
+        if [*kinds.values()].count(kind) == 1:
+            until = runs[name]["goal"]
+            rows = [row for row in made[name].rows if row.epoch <= until]
+            late = [row.loss for row in rows if 0.9 * until <= row.epoch] or [rows[-1].loss]
+            goals[kind] = float(np.mean(late))
+    return goals
 
 
 def reached(rows: Sequence[Row], goal: float) -> Row | None:
@@ -405,22 +404,23 @@ def reached(rows: Sequence[Row], goal: float) -> Row | None:
     return next((row for row in rows if row.loss <= goal and row.time > 0), None)
 
 
-def best_known(problem: Problem, runs: Iterable[Run]) -> float:
+def best_known(problem: Problem, runs: Collection[Run]) -> float:
     """Return the lowest loss that is found by L-BFGS, from 0 and from the best end, or by a run."""
-    ends = [(run.rows[-1].loss, k, run.w) for k, run in enumerate(runs)]
-    ends = [end for end in ends if np.isfinite(end[0])]
-    starts = [np.zeros(problem.d)] + [min(ends)[2]] * bool(ends)
-    found = [optimum(problem, start)[0] for start in starts]
-    return min([*found, *(row.loss for run in runs for row in run.rows if row.loss == row.loss)])
+    ends = [run for run in runs if np.isfinite(run.rows[-1].loss)]
+    starts = [np.zeros(problem.d)]
+    if ends:
+        starts.append(min(ends, key=lambda run: run.rows[-1].loss).w)
+    losses = (row.loss for run in runs for row in run.rows if row.loss == row.loss)
+    return min(*(optimum(problem, start) for start in starts), *losses)
 
 
-def optimum(problem: Problem, start: np.ndarray) -> tuple[float, np.ndarray]:
-    """Return the loss and the model at which L-BFGS ends."""
+def optimum(problem: Problem, start: np.ndarray) -> float:
+    """Return the loss at which L-BFGS ends."""
     limits = dict(maxiter=5000, maxfun=20000, ftol=1e-16, gtol=1e-11, maxcor=30)
     end = minimize(
         problem.objective, start, jac=problem.gradient, method="L-BFGS-B", options=limits
     )
-    return float(end.fun), end.x
+    return float(end.fun)
 
 
 def kept(rows: Sequence[Row], looks: int) -> Iterator[Row]:
@@ -429,19 +429,15 @@ def kept(rows: Sequence[Row], looks: int) -> Iterator[Row]:
     yield from (rows[k] for k in sorted({*range(min(5, len(rows))), *places.tolist()}))
 
 
-def finite(loss: float) -> float:
-    """Return a loss, infinite when it is no number."""
-    return loss if np.isfinite(loss) else np.inf
-
-
-def judged(loss: str, z: np.ndarray, y: np.ndarray) -> Iterator[tuple[str, float]]:
-    """Yield how good scores ``z [tests]`` are, by name."""
+def judged(loss: str, z: np.ndarray, y: np.ndarray) -> dict[str, float]:
+    """Return how good scores ``z [tests]`` are, by name."""
     if loss != "logistic":
-        yield "RMSE", float(np.sqrt(np.mean((z - y) ** 2)))
-        return
-    yield "accuracy", float(np.mean(np.where(z > 0, 1.0, -1.0) == y))
-    yield "AUC", float(roc_auc_score(y > 0, z)) if np.isfinite(z).all() else float("nan")
-    yield "log-loss", float(np.mean(np.logaddexp(0.0, -y * z)))
+        return {"RMSE": np.sqrt(np.mean((z - y) ** 2))}
+    return {
+        "accuracy": np.mean(np.where(z > 0, 1.0, -1.0) == y),
+        "AUC": roc_auc_score(y > 0, z) if np.isfinite(z).all() else np.nan,
+        "log-loss": np.mean(np.logaddexp(0.0, -y * z)),
+    }
 
 
 # --- speed-up -------------------------------------------------------------------------------------
@@ -461,48 +457,40 @@ def speedup(job: Job[Scaling]) -> Outcome:
     return Outcome(each_seed(job, lambda seed: scaled(s, table, seed)), {}, table.hashes)
 
 
-def scaled(s: Scaling, table: Table, seed: int) -> list[dict[str, Any]]:
+def scaled(s: Scaling, table: AllRows, seed: int) -> list[dict[str, Any]]:
     """Return the rows of one seed."""
     problem = deal({**s, "parties": 1}, table, seed)[0]
     unit = s["parties"] / problem.d  # times are in reads of a block of so many parties
-    best, rows = min(optimum(problem, w)[0] for w in (np.zeros(problem.d), nudged(problem))), []
+    zero = np.zeros(problem.d)
+    step = -problem.gradient(zero)  # another start: a long step down from 0
+    step /= max(float(np.linalg.norm(step)), FLOOR)
+    best, rows = min(optimum(problem, zero), optimum(problem, step)), []
     for run in s["runs"]:
         r, times = {**s, **run}, {}
         for q in s["parties_grid"]:
             dealt = replace(problem, blocks=split_features(problem.d, q, seed))
             slow = costs(dealt, seed, even=q == 1) * problem.d / q  # in units of an ordinary block
-            share = dominated(r["method"], r["passes"]) / r["passes"]
-            setting = dict(
-                epochs=share * r["passes"], every=share * r["every"], seed=seed,
-                active=min(s["active"], q), compute=unit * slow, delays=LINKS[r["links"]],
+            result = simulated(
+                r, dealt, **lengths(r), seed=seed, active=min(s["active"], q),
+                compute=unit * slow, delays=LINKS[r["links"]],
             )  # fmt: skip
-            if r["way"] == "waiting":
-                found = synchronous(dealt, r["method"], r["lr"], **setting)
-            else:
-                found = simulate_parties(dealt, r["method"], r["lr"], log=False, **setting)
-            times[q] = time_to(found.rows, best + r["gap"])
-        rows += told_times(run["run"], times, s["passes"])
+            times[q] = time_to(result.rows, best + r["gap"])
+        rows += speed_up_rows(run["run"], times, s["passes"])
     return rows
 
 
-def nudged(problem: Problem) -> np.ndarray:
-    """Return another start for the optimiser: a long step along the negative gradient at 0."""
-    step = -problem.gradient(np.zeros(problem.d))
-    return step / max(float(np.linalg.norm(step)), FLOOR)
-
-
-def told_times(name: str, times: dict[int, float], passes: float) -> list[dict[str, Any]]:
+def speed_up_rows(name: str, times: dict[int, float], passes: float) -> list[dict[str, Any]]:
     """Return rows on times by the number of parties; a gap never reached has no speed-up."""
     base = dict(run=name, round=passes, split="speed-up")
     ratios = speed_up(times) if np.isfinite(times[1]) else dict.fromkeys(times, np.nan)
     rows = [base | dict(parties=q, metric="time", value=t) for q, t in times.items()]
     rows += [base | dict(parties=q, metric="speed-up", value=v) for q, v in ratios.items()]
-    for metric, base_q in (("slope", 1), ("slope from two", 2)):
-        held = {q: t for q, t in times.items() if q >= base_q}
-        value = np.nan
-        if base_q in held and np.isfinite(held[base_q]):
-            value = slope_through_0(speed_up(held, base_q), base_q)
-        rows.append(base | dict(parties=0, metric=metric, value=value))
+    for metric, first in (("slope", 1), ("slope from two", 2)):
+        slope = np.nan
+        if np.isfinite(times.get(first, np.inf)):
+            several = {q: t for q, t in times.items() if q >= first}
+            slope = slope_through_0(speed_up(several, first), first)
+        rows.append(base | dict(parties=0, metric=metric, value=slope))
     return rows
 
 
@@ -528,32 +516,28 @@ def convergence(job: Job[Converging]) -> Outcome:
     return Outcome(each_seed(job, lambda seed: converged(s, table, seed)), {}, table.hashes)
 
 
-def converged(s: Converging, table: Table, seed: int) -> list[dict[str, Any]]:
+def converged(s: Converging, table: AllRows, seed: int) -> list[dict[str, Any]]:
     """Return the rows of one seed."""
     problem, rows, made = deal(s, table, seed)[0], [], {}
     for run in s["runs"]:
         r = {**s, **run}
-        share = dominated(r["method"], r["passes"]) / r["passes"]
         made[run["run"]] = simulate_parties(
-            problem, r["method"], r["lr"], epochs=share * r["passes"], every=share * r["every"],
-            active=s["active"], bound=s["bound"], delays=LINKS["far"], seed=seed, log=False,
-            compute=costs(problem, seed, False),
+            problem, r["method"], r["lr"], **lengths(r), active=s["active"], bound=s["bound"],
+            delays=LINKS["far"], seed=seed, log=False, compute=costs(problem, seed, False),
         )  # fmt: skip
     best = best_known(problem, made.values())
     for name, run in made.items():
         passes = np.array([row.epoch for row in run.rows])
         gaps = np.maximum([row.loss - best for row in run.rows], FLOOR)
-        for at, gap in zip(passes, gaps, strict=True):
-            rows.append(dict(run=name, round=round(at, 4), split="train", metric="log10 gap",
-                             value=np.log10(gap)))  # fmt: skip
-        told = dict(run=name, round=round(passes[-1], 4), split="end")
-        half = passes > passes[-1] / 2
-        for metric, value in (
-            ("log plateau", np.log(gaps[half].mean())),
-            ("lowest", np.log10(gaps.min())),
-            ("straightness", straightness(passes, gaps)),
-        ):
-            rows.append(told | dict(metric=metric, value=value))
+        for at, gap in zip(passes, np.log10(gaps), strict=True):
+            base = dict(run=name, round=round(at, 4), split="train")
+            rows += measured(base, {"log10 gap": gap})
+        late = gaps[passes > passes[-1] / 2]
+        rows += measured(dict(run=name, round=round(passes[-1], 4), split="end"), {
+            "log plateau": np.log(late.mean()),
+            "lowest": np.log10(gaps.min()),
+            "straightness": straightness(passes, gaps),
+        })  # fmt: skip
     return rows
 
 
@@ -586,30 +570,31 @@ def secrets(job: Job[Prying]) -> Outcome:
         for run in s["runs"]:
             r = {**s, **run}
             base = dict(run=run["run"], round=0, split=r["attack"])
-            found = ATTACKS[r["attack"]](r, deal(r, table, seed)[0], seed)
-            rows += [base | dict(metric=metric, value=value) for metric, value in found]
+            rows += measured(base, ATTACKS[r["attack"]](r, deal(r, table, seed)[0], seed))
         return rows
 
     return Outcome(each_seed(job, attacked), {}, table.hashes)
 
 
-def label_attack(r: Prying, problem: Problem, seed: int) -> Iterator[tuple[str, float]]:
+def label_attack(r: Prying, problem: Problem, seed: int) -> dict[str, float]:
     """Read labels off ``(ϑ, i)``, as the last party gets them, which has no labels."""
     run = simulate_parties(
         problem, r["method"], r["lr"], epochs=1, active=r["active"], delays=LINKS["far"],
         compute=costs(problem, seed, False), seed=seed, log=False,
     )  # fmt: skip
-    found = attacks.labels(run.messages.theta, run.messages.i, problem.n)
+    labels = attacks.labels(run.messages.theta, run.messages.i, problem.n)
     if r["method"] != "sgd":  # one value for each sample, before the first step
         start = problem.theta(problem.scores(np.zeros(problem.d)), problem.y)
-        found = attacks.labels(start, np.arange(problem.n), problem.n)
-    told = found != 0
-    yield "right", float((found == problem.y)[told].mean())
-    yield "told", float(told.mean())
-    yield "guessing", float(max((problem.y > 0).mean(), (problem.y < 0).mean()))
+        labels = attacks.labels(start, np.arange(problem.n), problem.n)
+    read = labels != 0
+    return {
+        "right": (labels == problem.y)[read].mean(),
+        "told": read.mean(),
+        "guessing": max((problem.y > 0).mean(), (problem.y < 0).mean()),
+    }
 
 
-def feature_attack(r: Prying, problem: Problem, seed: int) -> Iterator[tuple[str, float]]:
+def feature_attack(r: Prying, problem: Problem, seed: int) -> dict[str, float]:
     """Let the dominator of two parties go after the other's columns, from SVRG's snapshots."""
     width, d = r["width"], problem.d
     order = stream(seed, "attacked columns").permutation(d)
@@ -629,12 +614,14 @@ def feature_attack(r: Prying, problem: Problem, seed: int) -> Iterator[tuple[str
     )
     secret, lam = problem.x[:, theirs], problem.lam
     if problem.regulariser == "nonconvex":
-        found = attacks.features_up_to_signs(*seen, r["lr"], lam, seed=seed).x
+        x = attacks.features_up_to_signs(*seen, r["lr"], lam, seed=seed).x
     else:
-        found = attacks.embedding(attacks.gram(*seen, r["lr"], lam), width)
-    yield "error", attacks.distance(found, secret, "signs")
-    yield "shape error", attacks.distance(found, secret, "rotation")
-    yield "rank", float(attacks.snapshot_rank(seen[0]))
+        x = attacks.embedding(attacks.gram(*seen, r["lr"], lam), width)
+    return {
+        "error": attacks.distance(x, secret, "signs"),
+        "shape error": attacks.distance(x, secret, "rotation"),
+        "rank": attacks.snapshot_rank(seen[0]),
+    }
 
 
 ATTACKS = {"labels": label_attack, "features": feature_attack}
@@ -652,19 +639,19 @@ def trees(job: Job[Forest]) -> Outcome:
     """
     s, rows = job.settings, []
     figure, lone = secure.FIGURE_5, ((1, 2), (1, 2))
-    singles = [
+    for name, count in (
         ("Figure 5", unsafe(figure)),
         ("two parties", unsafe(lone) + len(secure.opened(lone, [1]))),
         ("Figure 5, parties 2 and 3 together", len(secure.opened(figure, [2, 3]))),
         ("chains", sum(unsafe(secure.chains(q)) for q in range(3, s["chains"] + 1))),
-    ]
-    rows += [dict(run=name, metric="opens", value=float(value)) for name, value in singles]
+    ):
+        rows += measured({"run": name}, {"opens": count})
     for q in s["parties_grid"]:
         pairs = list(pairs_of_trees(q, s["pairs"]))
         valid = [pair for pair in pairs if secure.significantly_different(pair)]
         opens = np.mean([unsafe(pair) > 0 for pair in valid])
-        for metric, value in (("opens", opens), ("pairs", len(valid)), ("tried", len(pairs))):
-            rows.append(dict(run=f"{q} parties", metric=metric, value=float(value)))
+        values = {"opens": opens, "pairs": len(valid), "tried": len(pairs)}
+        rows += measured({"run": f"{q} parties"}, values)
     return Outcome(pd.DataFrame(rows).assign(seed=0, round=0, split="trees"), {}, {})
 
 
@@ -683,16 +670,14 @@ def binary_trees(parties: Sequence[int]) -> Iterator[secure.Tree]:
     for mask in range(2 ** len(rest) - 1):
         left = [first, *(p for k, p in enumerate(rest) if mask >> k & 1)]
         right = [p for k, p in enumerate(rest) if not mask >> k & 1]
-        for one in binary_trees(left):
-            for other in binary_trees(right):
-                yield one, other
+        yield from itertools.product(binary_trees(left), binary_trees(right))
 
 
 def pairs_of_trees(q: int, most: int) -> Iterator[secure.Trees]:
     """Yield all pairs of two different binary trees over q parties, or so many drawn ones."""
     forest = list(binary_trees(range(1, q + 1)))
     if len(forest) * (len(forest) - 1) <= most:
-        yield from ((one, other) for one in forest for other in forest if one != other)
+        yield from itertools.permutations(forest, 2)
         return
     draw = stream(0, "pairs of trees", q)
     for _ in range(most):

@@ -32,7 +32,7 @@ from scipy.special import erf
 from fedlib.engine.checks import check_positive, check_whole_number
 from fedlib.engine.rng import stream
 from fedlib.errors import FedlibError, unknown
-from fedlib.papers.vertical.secure import WORD, Seen, Trees, known, seen_by
+from fedlib.papers.vertical.secure import Seen, Trees, known, seen_by
 
 RANK = 1e-9
 """Singular values below this share of the largest count as zero."""
@@ -67,9 +67,9 @@ def labels(theta: np.ndarray, i: np.ndarray, n: int) -> np.ndarray:
         ``[n]``: -1 or +1, and 0 for a sample that no message was about.
     """
     theta, i = _messages(theta, i, n)
-    found = np.zeros(n)
-    found[i] = -np.sign(theta)
-    return found
+    y = np.zeros(n)
+    y[i] = -np.sign(theta)
+    return y
 
 
 def two_groups(theta: np.ndarray) -> np.ndarray:
@@ -95,13 +95,13 @@ def two_groups(theta: np.ndarray) -> np.ndarray:
     FedlibError
         When there are not exactly two values.
     """
-    values = np.unique(np.asarray(theta))
+    values, which = np.unique(np.asarray(theta), return_inverse=True)
     if len(values) != 2:
         raise FedlibError(
             f"Two values of theta are expected when all scores are 0; got {len(values)}. Were all "
             "of these messages formed before the first update?"
         )
-    return np.where(np.asarray(theta) == values[1], 1.0, -1.0)
+    return 2.0 * which - 1
 
 
 def scores(theta: np.ndarray, y: np.ndarray, loss: str = "logistic") -> np.ndarray:
@@ -207,23 +207,15 @@ def unmask(
     mine = seen_by(transcript, coalition)
     order = ("own score", "own mask", "masked score", "mask")
     rows = [one.value for content in order for one in mine if one.content == content]
-    found = known(trees, coalition)
+    stack = np.stack(rows)
+    result = known(trees, coalition)
     out = {}
-    for row, recipe in zip(found.sums, found.recipe, strict=True):
+    for row, recipe in zip(result.sums, result.recipe, strict=True):
         party = int(np.flatnonzero(row)[0]) + 1
         if np.count_nonzero(row) == 1 and party not in set(coalition):
-            out[party] = _combined(recipe, rows)
+            # in the sums' own arithmetic: whole numbers wrap around, and -1 is 2^64 - 1
+            out[party] = np.tensordot(recipe.astype(stack.dtype), stack, 1)
     return out
-
-
-def _combined(recipe: np.ndarray, rows: list[np.ndarray]) -> np.ndarray:
-    """Return a combination of values in their own arithmetic, wrapping around if whole numbers."""
-    total = np.zeros((1, *np.shape(rows[0])), dtype=np.asarray(rows[0]).dtype)
-    for factor, value in zip(recipe, rows, strict=True):
-        if factor:
-            whole = np.uint64(int(factor) % 2**WORD) if total.dtype == np.uint64 else float(factor)
-            total = total + np.atleast_1d(np.asarray(value))[None].reshape(total.shape) * whole
-    return total[0]
 
 
 class Range(NamedTuple):
@@ -255,19 +247,19 @@ def mask_range(masked: np.ndarray, width: float) -> Range:
     return Range(low, high, np.where(low > 0, 1, np.where(high < 0, -1, 0)))
 
 
-def told_apart(difference: float, width: float, law: str = "uniform") -> float:
+def total_variation(difference: float, width: float, law: str = "uniform") -> float:
     """S4: return by how much masked scores of two values differ in law (total variation, 0 to 1).
 
     An observer who must say which of two equally likely scores was masked is right with probability
-    ``1/2 + told_apart/2``. Uniform masks give ``|o - o'|/2B``, at most 1, normal ones of standard
-    deviation B give about ``|o - o'|/(B √(2π))``: never zero, for no law on the real line.
+    ``1/2 + total_variation/2``. Uniform masks give ``|o - o'|/2B``, at most 1, normal ones of
+    standard deviation B give about ``|o - o'|/(B √(2π))``: never zero, for no law on the real line.
 
     Parameters
     ----------
     difference
         ``o - o'``.
     width, law
-        As in :class:`~.secure.RealMasks`.
+        ``"uniform"`` on ``[-B, B]``, or ``"gaussian"`` of standard deviation B.
     """
     check_positive("width", width)
     if law == "uniform":
@@ -504,8 +496,8 @@ def _gram(drive: _Drive, lr: float, lam: float) -> np.ndarray:
     powers = p ** np.arange(T - 1, -1, -1)
     a = np.einsum("t,std->sd", powers, drive.f)
     moved = -(drive.b[1:] - p**T * drive.b[:-1]) / lr
-    found = np.linalg.lstsq(a, moved, rcond=None)[0]
-    return (found + found.T) / 2
+    G = np.linalg.lstsq(a, moved, rcond=None)[0]
+    return (G + G.T) / 2
 
 
 def embedding(G: np.ndarray, d: int) -> np.ndarray:
@@ -548,10 +540,10 @@ def gram_from_gathers(
         rows[t, place[sample]] = driven
         driven *= 1 - lr * lam
         driven[sample] -= lr * value
-    found, _, rank, _ = np.linalg.lstsq(rows, np.asarray(gathered, dtype=float), rcond=1e-12)
+    entries, _, rank, _ = np.linalg.lstsq(rows, np.asarray(gathered, dtype=float), rcond=1e-12)
     if rank < rows.shape[1]:
         raise FedlibError(f"{len(i)} gathers determine {rank} of {rows.shape[1]} entries. Wait.")
-    return found[place]
+    return entries[place]
 
 
 class Recovered(NamedTuple):
@@ -652,9 +644,9 @@ def _fit(
         step = np.linalg.lstsq(damped, np.r_[-r, np.zeros(len(scale))], rcond=None)[0] / scale
         step /= max(1.0, np.abs(step).max())
         moved = R @ expm(_tangent(step, len(R)))
-        found = _missed(drive, moved, lr, lam)[0]
-        if np.linalg.norm(found) < np.linalg.norm(r):
-            gained = 1 - np.linalg.norm(found) / np.linalg.norm(r)
+        size, before = np.linalg.norm(_missed(drive, moved, lr, lam)[0]), np.linalg.norm(r)
+        if size < before:
+            gained = 1 - size / before
             R, damping = moved, max(damping / 5, 1e-12)
             r, J = _missed(drive, R, lr, lam, slopes=True)
             if gained < 1e-6:
@@ -708,27 +700,27 @@ def _missed(
 # --- how well it went -----------------------------------------------------------------------------
 
 
-def distance(found: np.ndarray, true: np.ndarray, up_to: str = "nothing") -> float:
-    """Return the relative error of recovered features, ``‖found - true‖ / ‖true‖`` at best.
+def distance(recovered: np.ndarray, true: np.ndarray, up_to: str = "nothing") -> float:
+    """Return the relative error of recovered features, ``‖recovered - true‖ / ‖true‖`` at best.
 
     Parameters
     ----------
-    found, true
+    recovered, true
         ``[n, d]``.
     up_to
         What may be undone first: ``"nothing"``, ``"signs"`` (and the order of columns), or
         ``"rotation"`` (an orthogonal matrix).
     """
-    found, true = np.asarray(found, dtype=float), np.asarray(true, dtype=float)
-    if found.shape != true.shape or found.ndim != 2:
-        raise FedlibError(f"Compared are [n, d] and the same; got {found.shape}, {true.shape}.")
+    x, true = np.asarray(recovered, dtype=float), np.asarray(true, dtype=float)
+    if x.shape != true.shape or x.ndim != 2:
+        raise FedlibError(f"Compared are [n, d] and the same; got {x.shape}, {true.shape}.")
     if up_to == "signs":
-        inner = true.T @ found
+        inner = true.T @ x
         rows, columns = linear_sum_assignment(-np.abs(inner))
-        found = found[:, columns] * np.sign(inner[rows, columns])
+        x = x[:, columns] * np.sign(inner[rows, columns])
     elif up_to == "rotation":
-        left, _, right = np.linalg.svd(found.T @ true)
-        found = found @ left @ right
+        left, _, right = np.linalg.svd(x.T @ true)
+        x = x @ left @ right
     elif up_to != "nothing":
         raise unknown("freedom", up_to, ("nothing", "signs", "rotation"))
-    return float(np.linalg.norm(found - true) / np.linalg.norm(true))
+    return float(np.linalg.norm(x - true) / np.linalg.norm(true))

@@ -43,11 +43,11 @@ def mpi(
     from fedlib.papers.vertical.problem import Problem, split_features
 
     find_launcher()  # before anything is loaded
-    held = load_columns(data, seed)
-    loss = loss or ("logistic" if held.classes else "squared")
-    d = held.train_x.shape[1]
+    data_set = load_columns(data, seed)
+    loss = loss or ("logistic" if data_set.classes else "squared")
+    d = data_set.train_x.shape[1]
     problem = Problem(
-        held.train_x, held.train_y, split_features(d, parties, seed), loss, lam, regulariser
+        data_set.train_x, data_set.train_y, split_features(d, parties, seed), loss, lam, regulariser
     )
     typer.echo(f"{data}: {problem.n} rows, {d} columns, {parties} parties, {active} with labels.")
     run = run_parties(
@@ -57,11 +57,11 @@ def mpi(
     typer.echo("passes  seconds  loss")
     for row in run.rows:
         typer.echo(f"{row.epoch:6g}  {row.time:7.2f}  {row.loss:.6f}")
-    z = held.test_x @ run.w
-    if held.classes:
-        typer.echo(f"Right on {np.mean(np.sign(z) == held.test_y):.4f} of {len(z)} test rows.")
+    z = data_set.test_x @ run.w
+    if data_set.classes:
+        typer.echo(f"Right on {np.mean(np.sign(z) == data_set.test_y):.4f} of {len(z)} test rows.")
     else:
         typer.echo(f"Root mean square error on {len(z)} test rows: "
-                   f"{np.sqrt(np.mean((z - held.test_y) ** 2)):.5f}.")  # fmt: skip
+                   f"{np.sqrt(np.mean((z - data_set.test_y) ** 2)):.5f}.")  # fmt: skip
     kinds = ", ".join(f"{count} {kind}" for kind, count in run.messages.items())
     typer.echo(f"Messages: {kinds}; {sum(run.bytes.values())} bytes.")

@@ -31,7 +31,7 @@ from scipy.special import expit
 from fedlib.engine.checks import check_positive, check_whole_number
 from fedlib.engine.rng import stream
 from fedlib.errors import FedlibError, unknown
-from fedlib.papers.vertical.secure import ModularMasks, step_ledger
+from fedlib.papers.vertical.secure import ModularMasks
 
 NOISES = ("none", "response", "laplace", "gaussian")
 KEY_BITS = 2048
@@ -357,10 +357,10 @@ def measure(
         raise FedlibError("Labels are -1 or +1, and there are two parties or more.")
     check_positive("lr", lr)
     check_whole_number("passes", passes)
-    told, spread = y, 0.0
+    labels, spread = y, 0.0
     rng = stream(seed, "protection")
     if protection.noise == "response":
-        told = randomised_response(y, protection.epsilon, rng)
+        labels = randomised_response(y, protection.epsilon, rng)
     elif protection.noise == "laplace":
         spread = laplace_scale(protection.epsilon, passes)
     elif protection.noise == "gaussian":
@@ -370,9 +370,9 @@ def measure(
         order = stream(seed, "protected pass", number).permutation(len(y))
         for rows in np.split(order, range(protection.batch, len(y), protection.batch)):
             z = _gathered(protection, x[rows], w, blocks)
-            theta = -told[rows] * expit(-told[rows] * z)
+            theta = -labels[rows] * expit(-labels[rows] * z)
             if protection.noise == "response":
-                theta = debiased_theta(z, told[rows], protection.epsilon)
+                theta = debiased_theta(z, labels[rows], protection.epsilon)
             elif spread:
                 draw = rng.laplace if protection.noise == "laplace" else rng.normal
                 theta = theta + draw(0.0, spread, theta.shape)
@@ -403,10 +403,8 @@ def sample_bytes(protection: Protection, blocks: Sequence[np.ndarray]) -> float:
 
     Masked sums take 8 bytes each, real or modular. An open ``ϑ`` takes 8 and its index 8.
     """
-    sent = step_ledger(len(blocks))
-    up = sum(one.bytes for one in sent if one.sender != "party 1")
-    if not protection.key:
-        return float(sum(one.bytes for one in sent))
     others = [len(block) for block in blocks[1:]]
-    index = 8 * len(others)
-    return up + index + sealed_bytes(protection.batch, others, protection.key) / protection.batch
+    open_bytes = 8 * len(others) * (2 + 1)  # up two trees, and the index
+    if not protection.key:
+        return float(open_bytes + 8 * len(others))
+    return open_bytes + sealed_bytes(protection.batch, others, protection.key) / protection.batch

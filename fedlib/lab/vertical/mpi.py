@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import json
 import os
+import pickle
 import re
 import selectors
 import shutil
@@ -20,15 +20,15 @@ import sysconfig
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from scipy import sparse
 
 import fedlib
 from fedlib.engine.checks import check_whole_number
 from fedlib.errors import FedlibError
+from fedlib.lab.vertical.wire import Task
 from fedlib.papers.vertical.problem import Problem
 from fedlib.papers.vertical.runs import Row
 from fedlib.papers.vertical.setup import Setup, at_least
@@ -121,18 +121,10 @@ def run_parties(
             f"SAGA's table of {problem.n} x {problem.d} numbers is too large. Let it remember ϑ "
             "alone: table='theta'."
         )
-    phases = epochs if method == "svrg" else 1
-    job = {
-        "n": problem.n, "method": method, "lr": setup.lr, "loss": problem.loss,
-        "lam": problem.lam, "regulariser": problem.regulariser, "active": setup.active,
-        "threads": setup.threads, "table": setup.table, "seed": seed, "phases": phases,
-        "steps": setup.steps // phases,
-    }  # fmt: skip
     launcher = find_launcher()
     with tempfile.TemporaryDirectory(prefix="fedlib-vertical-") as name:
         folder = Path(name)
-        _deal(problem, setup.active, folder)
-        (folder / "job.json").write_text(json.dumps(job), "utf-8")
+        _deal(setup, phases=epochs if method == "svrg" else 1, folder=folder)
         _attend(launcher, problem.q, folder, patience, watch)
         return _collect(problem, method, folder)
 
@@ -148,24 +140,23 @@ def find_launcher() -> str:
     if importlib.util.find_spec("mpi4py") is None:
         raise FedlibError(f"Processes talk over MPI, and mpi4py is not installed. {INSTALL}")
     beside = Path(sysconfig.get_path("scripts")) / "mpiexec"
-    found = str(beside) if os.access(beside, os.X_OK) else shutil.which("mpiexec")
-    if found is None:
+    launcher = str(beside) if os.access(beside, os.X_OK) else shutil.which("mpiexec")
+    if launcher is None:
         raise FedlibError(f"There is no mpiexec to start processes with. {INSTALL}")
-    return found
+    return launcher
 
 
-def _deal(problem: Problem, active: Sequence[int], folder: Path) -> None:
-    """Write each party's columns, and the labels for active ones."""
+def _deal(setup: Setup, phases: int, folder: Path) -> None:
+    """Write down what each party needs: its columns, the labels if it is active, what to do."""
+    problem, none = setup.problem, np.ones(setup.problem.n)
     for l, block in enumerate(problem.blocks):
-        x = problem.x[:, block]
-        if sparse.issparse(x):
-            x.sort_indices()
-            held = {"data": x.data, "indices": x.indices, "indptr": x.indptr, "shape": x.shape}
-        else:
-            held = {"x": x}
-        if l in active:
-            held["y"] = problem.y
-        np.savez(folder / f"party-{l}.npz", **held)
+        part = replace(problem, x=problem.x[:, block], y=none, blocks=(np.arange(len(block)),))
+        task = Task(
+            Setup(part, setup.method, setup.lr, table=setup.table, seed=setup.seed),
+            problem.y if l in setup.active else None,
+            setup.active, setup.threads, phases, setup.steps // phases,
+        )  # fmt: skip
+        (folder / f"party-{l}").write_bytes(pickle.dumps(task))
     np.zeros((problem.q, 3)).tofile(folder / "beats")
 
 
@@ -182,13 +173,13 @@ def _attend(
     with _lines(folder, q) as ended, _started(launcher, q, folder) as (running, pids):
         while running.poll() is None:
             ended(0.05)
-            now, held = time.time(), np.array(beats)
-            pids.update({l: int(pid) for l, pid in enumerate(held[:, 0]) if pid})
-            if held[:, 2].sum() != progress or len(pids) < q:
-                progress, moved = held[:, 2].sum(), now
+            now, seen = time.time(), np.array(beats)
+            pids.update({l: int(pid) for l, pid in enumerate(seen[:, 0]) if pid})
+            if seen[:, 2].sum() != progress or len(pids) < q:
+                progress, moved = seen[:, 2].sum(), now
             if watch is not None:
                 watch(dict(pids))
-            late = [l for l in pids if now - held[l, 1] > patience
+            late = [l for l in pids if now - seen[l, 1] > patience
                     and not (folder / f"result-{l}.npz").exists()]  # fmt: skip
             if late:
                 raise FedlibError(
@@ -259,13 +250,9 @@ def _started(
     with (folder / "output").open("wb") as output:
         try:
             running = subprocess.Popen(
-                command,
-                env=env,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+                command, env=env, stdin=subprocess.DEVNULL, stdout=output,
+                stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
         except OSError as error:
             raise FedlibError(f"{launcher} cannot be started: {error}. {INSTALL}") from error
         try:
@@ -312,22 +299,15 @@ def _said(folder: Path) -> str:
 
 def _collect(problem: Problem, method: str, folder: Path) -> WireRun:
     """Put the blocks together."""
-    held = [np.load(folder / f"result-{l}.npz") for l in range(problem.q)]
-    began = min(float(part["began"]) for part in held)
-
-    def whole(parts: list[np.ndarray]) -> np.ndarray:
-        w = np.empty(problem.d)
-        for block, part in zip(problem.blocks, parts, strict=True):
-            w[block] = part
-        return w
-
+    parts = [np.load(folder / f"result-{l}.npz") for l in range(problem.q)]
+    began = min(float(part["began"]) for part in parts)
+    order = np.argsort(np.concatenate(problem.blocks))  # back to where columns came from
     rows = [Row(0.0, 0.0, 0, problem.objective(np.zeros(problem.d)))]
-    curves = [part["curve"] for part in held]
-    for mark in range(len(curves[0])):
-        late = max(float(part["times"][mark]) for part in held) - began
-        own = {"sgd": 0, "saga": 1, "svrg": mark + 1}[method]
-        w = whole([curve[mark] for curve in curves])
-        rows.append(Row(late, mark + 1.0 + own, (mark + 1) * problem.n, problem.objective(w)))
-    sent = sum(part["sent"] for part in held)[1:]
+    curve = np.hstack([part["curve"] for part in parts])[:, order]
+    times = np.max([part["times"] for part in parts], axis=0) - began
+    for mark, (w, late) in enumerate(zip(curve, times.tolist(), strict=True), 1):
+        passes = mark + {"sgd": 0, "saga": 1, "svrg": mark}[method]
+        rows.append(Row(late, float(passes), mark * problem.n, problem.objective(w)))
+    sent = sum(part["sent"] for part in parts)[1:]
     messages, size = (dict(zip(_KINDS, sent[:, k].tolist(), strict=True)) for k in (0, 1))
-    return WireRun(whole([part["w"] for part in held]), rows, messages, size)
+    return WireRun(np.concatenate([part["w"] for part in parts])[order], rows, messages, size)

@@ -12,8 +12,8 @@ Sums are taken modulo 2^64 of fixed-point numbers under masks from the operating
 
 from __future__ import annotations
 
-import json
 import os
+import pickle
 import queue
 import sys
 import threading
@@ -21,14 +21,15 @@ import time
 import traceback
 from collections.abc import Generator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import sparse
 
 from fedlib.engine.rng import stream
 from fedlib.errors import FedlibError
-from fedlib.papers.vertical.problem import Problem, theta
+from fedlib.files import publish
+from fedlib.papers.vertical.problem import theta
 from fedlib.papers.vertical.secure import ModularMasks, log_depth, seats, sends
 from fedlib.papers.vertical.setup import Setup
 
@@ -107,6 +108,29 @@ class Block:
             self.mean = self.table.mean(0)
 
 
+class Task(NamedTuple):
+    """What a party is to do.
+
+    Attributes
+    ----------
+    setup
+        Of its own columns alone, with labels that are none.
+    y
+        The labels, of an active party; of another None.
+    active
+        Numbers of the active parties.
+    threads, phases, steps
+        Collaborator threads; how often all begin anew, and dominated steps of all in between.
+    """
+
+    setup: Setup
+    y: np.ndarray | None
+    active: tuple[int, ...]
+    threads: int
+    phases: int
+    steps: int
+
+
 class Process:
     """One party at work."""
 
@@ -114,19 +138,16 @@ class Process:
         from mpi4py import MPI
 
         self.mpi, self.comm, self.folder = MPI, comm, folder
-        self.job = json.loads((folder / "job.json").read_text("utf-8"))
-        self.me, self.q, self.n = comm.rank, comm.size, self.job["n"]
-        held = dict(np.load(folder / f"party-{self.me}.npz"))
-        self.y = held.get("y")
-        self.block = Block(_setup(self.job, held))
-        self.active = self.job["active"].index(self.me) if self.me in self.job["active"] else None
-        self.first = self.job["active"][0]
+        self.me, self.q = comm.rank, comm.size
+        self.task: Task = pickle.loads((folder / f"party-{self.me}").read_bytes())
+        self.block, self.loss = Block(self.task.setup), self.task.setup.problem.loss
+        self.first = self.task.active[0]
         self.trees = {root: _places(self.q, root, self.me) for root in range(self.q)}
         self.arithmetic = ModularMasks(BITS)
         self.inbox: queue.SimpleQueue = queue.SimpleQueue()
         self.phase, self.open, self.over = -1, False, False
-        self.held: list[tuple[float, int]] = []  # (ϑ, i) of the next phase
-        self.sums: dict[tuple[int, int, int], list[Any]] = {}
+        self.early: list[tuple[float, int]] = []  # (ϑ, i) of the next phase
+        self.sums: dict[tuple[int, int, int], tuple[int, Any]] = {}
         self.totals: dict[int, dict[int, np.ndarray]] = {}
         self.ready, self.step, self.handled = 0, 0, 0
         self.flying: list[tuple[Any, np.ndarray]] = []
@@ -137,7 +158,7 @@ class Process:
     def run(self) -> None:
         """Work until all phases are over, and leave the block in the folder."""
         threads = [threading.Thread(target=self.collaborate, daemon=True)
-                   for _ in range(self.job["threads"])]  # fmt: skip
+                   for _ in range(self.task.threads)]  # fmt: skip
         for thread in threads:
             thread.start()
         self.began = time.time()
@@ -145,7 +166,7 @@ class Process:
         while not self.over:
             moved = self.receive()
             self.flying = [pair for pair in self.flying if not pair[0].Test()]
-            if self.open and self.block.version == (self.phase + 1) * self.job["steps"]:
+            if self.open and self.block.version == (self.phase + 1) * self.task.steps:
                 self.open = False
                 self.send(self.first, READY, self.phase + 1)
             if self.failure:
@@ -180,7 +201,7 @@ class Process:
 
     def receive(self) -> bool:
         """Take a message, if there is one and threads are not too far behind."""
-        if self.inbox.qsize() > BACKLOG * self.job["threads"]:
+        if self.inbox.qsize() > BACKLOG * self.task.threads:
             return False
         status = self.mpi.Status()
         if not self.comm.Iprobe(status=status):
@@ -201,7 +222,7 @@ class Process:
             self.add(kind, a, b, words)
         elif kind == BACK:
             job = (float(words.view(np.float64)[0]), a)
-            self.inbox.put(job) if self.open else self.held.append(job)
+            self.inbox.put(job) if self.open else self.early.append(job)
         elif kind == BASE:
             self.begin(a, words.view(np.float64))
         elif kind == READY:
@@ -237,44 +258,41 @@ class Process:
     def add(self, kind: int, root: int, step: int, words: np.ndarray) -> None:
         """Add to the sum of one tree, and pass it on when everything from below is in."""
         receiver, needed = self.trees[root][kind]
-        held = self.sums.setdefault((kind, root, step), [0, np.uint64(0)])
-        held[:] = held[0] + 1, words + held[1]
-        if held[0] < needed:
+        count, total = self.sums.pop((kind, root, step), (0, np.uint64(0)))
+        count, total = count + 1, words + total
+        if count < needed:
+            self.sums[kind, root, step] = count, total
             return
-        del self.sums[kind, root, step]
         if receiver is not None:
-            self.send(receiver, kind, root, step, held[1])
+            self.send(receiver, kind, root, step, total)
             return
         totals = self.totals.setdefault(step, {})
-        totals[kind] = held[1]
+        totals[kind] = total
         if len(totals) == 2:
             del self.totals[step]
             self.resume(self.arithmetic.decode(totals[SCORES] - totals[MASKS]))
 
-    def resume(self, z: np.ndarray) -> None:
+    def start(self, steps: Generator[int, np.ndarray, None]) -> None:
+        """Let this party ask for scores as `steps` yields samples."""
+        self.steps = steps
+        self.resume(None)
+
+    def resume(self, z: np.ndarray | None) -> None:
         """Go on with the step that has waited for a score."""
-        going = self.going
         try:
-            i = going.send(z)
+            i = self.steps.send(z)
         except StopIteration:
             return
         self.ask(i)
-
-    def start(self, steps: Generator[int, np.ndarray, None]) -> None:
-        """Let this party ask for scores as `steps` yields samples."""
-        self.going = steps
-        for i in steps:  # the first; `resume` goes on
-            self.ask(i)
-            break
 
     # --- dominator, collaborators, and the barriers between phases --------------------------------
 
     def dominate(self, steps: int, phase: int) -> Generator[int, np.ndarray, None]:
         """Take dominated steps: yield a sample, get its score (Algorithms 2, 4, 6)."""
-        rng = stream(self.job["seed"], "sample", self.me, phase)
-        for i in rng.integers(self.n, size=steps).tolist():
+        rng = stream(self.task.setup.seed, "sample", self.me, phase)
+        for i in rng.integers(self.block.n, size=steps).tolist():
             (z,) = yield i
-            scalar, w = float(theta(self.job["loss"], z, self.y[i])), self.read
+            scalar, w = float(theta(self.loss, z, self.task.y[i])), self.read
             self.others(BACK, i, 0, np.array([scalar]))
             self.block.write(self.block.estimate(scalar, i, w), scalar, i, w)
 
@@ -290,7 +308,7 @@ class Process:
 
     def pass_over(self, phase: int) -> None:
         """Open a phase once everybody has come to its barrier; with SVRG and SAGA after a pass."""
-        if phase == self.job["phases"] or self.job["method"] == "sgd":
+        if phase == self.task.phases or self.task.setup.method == "sgd":
             self.others(BASE, phase)
             self.begin(phase, np.empty(0))
         else:
@@ -299,48 +317,37 @@ class Process:
     def all_scores(self, phase: int) -> Generator[int, np.ndarray, None]:
         """Form ϑ of all samples and send it to everybody."""
         z = yield ALL
-        scalars = theta(self.job["loss"], z, self.y)
+        scalars = theta(self.loss, z, self.task.y)
         self.others(BASE, phase, 0, scalars)
         self.begin(phase, scalars)
 
     def begin(self, phase: int, scalars: np.ndarray) -> None:
         """Enter a phase."""
         self.phase = phase
-        if phase == self.job["phases"]:
+        if phase == self.task.phases:
             self.over = True
             return
         if len(scalars):
             self.block.receive(scalars)
         self.open = True
-        for job in self.held:
+        for job in self.early:
             self.inbox.put(job)
-        self.held = []
-        if self.active is not None:
-            share = len(range(self.active, self.job["steps"], len(self.job["active"])))
-            self.start(self.dominate(share, phase))
-
-
-def _setup(job: dict[str, Any], held: dict[str, np.ndarray]) -> Setup:
-    """Return what the block's arithmetic needs to know; labels are not among it."""
-    if "indptr" in held:
-        x = sparse.csr_array((held["data"], held["indices"], held["indptr"]), held["shape"])
-    else:
-        x = held["x"]
-    blocks = (np.arange(x.shape[1]),)
-    problem = Problem(x, np.ones(job["n"]), blocks, job["loss"], job["lam"], job["regulariser"])
-    return Setup(problem, job["method"], job["lr"], table=job["table"])
+        self.early = []
+        if self.me in self.task.active:
+            place, number = self.task.active.index(self.me), len(self.task.active)
+            self.start(self.dominate(len(range(place, self.task.steps, number)), phase))
 
 
 def _places(q: int, root: int, me: int) -> dict[int, tuple[int | None, int]]:
     """Return for either tree whom a party sends its sum to, and how many terms it waits for."""
     order = seats(q, root)
-    seat, found = order.index(me) + 1, {}
+    seat, places = order.index(me) + 1, {}
     for kind, tree in zip((SCORES, MASKS), log_depth(q), strict=True):
         messages = sends(tree)
         above = [order[one.receiver - 1] for one in messages if one.sender == seat]
         below = sum(one.receiver == seat for one in messages)
-        found[kind] = above[0] if above else None, below + 1
-    return found
+        places[kind] = above[0] if above else None, below + 1
+    return places
 
 
 def main() -> None:
@@ -352,8 +359,6 @@ def main() -> None:
     try:
         Process(comm, folder).run()
     except BaseException as error:
-        told = str(error) if isinstance(error, FedlibError) else traceback.format_exc()
-        part = folder / f"error-{comm.rank}.part"
-        part.write_text(told, "utf-8")
-        part.rename(folder / f"error-{comm.rank}")
+        message = str(error) if isinstance(error, FedlibError) else traceback.format_exc()
+        publish(folder / f"error-{comm.rank}", message.encode())
         comm.Abort(3)

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from fedlib.papers.vertical.data import Columns, load_columns
     from fedlib.papers.vertical.problem import Problem, split_features
     from fedlib.papers.vertical.runs import Log, Messages, Row, Run, speed_up, time_to
-    from fedlib.papers.vertical.setup import Uniform, straggler
+    from fedlib.papers.vertical.setup import straggler
 
 __all__ = [
     "Columns",
@@ -19,7 +19,6 @@ __all__ = [
     "Problem",
     "Row",
     "Run",
-    "Uniform",
     "afsvrg_vp",
     "centralised",
     "load_columns",

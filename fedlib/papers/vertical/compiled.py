@@ -30,7 +30,7 @@ from scipy import sparse
 
 from fedlib.papers.vertical.problem import LOSSES
 from fedlib.papers.vertical.runs import Log, Messages
-from fedlib.papers.vertical.setup import Draws, Setup
+from fedlib.papers.vertical.setup import CHUNK, Draws, Setup
 
 REQUEST, BACKWARD, GATHER, ANSWER, COLLABORATE, DOMINATE, BEGIN = range(7)
 SGD, SVRG, SAGA = range(3)
@@ -118,7 +118,7 @@ class State(NamedTuple):
     inbox: np.ndarray  # [q, room], rings of jobs
     idle: np.ndarray  # [q, k], stacks of free workers
     waiting: np.ndarray  # dominators that the bound holds back
-    own: np.ndarray  # [m], steps begun
+    begun: np.ndarray  # [m], steps
     missing: np.ndarray  # [m], scores
     samples: np.ndarray  # [m, chunk], and what else is drawn ahead
     drawn: np.ndarray  # [m, chunk, q, 4]
@@ -183,7 +183,7 @@ def _push(clock, heap, time, what, party, worker, step):
 def _pop(clock, heap):
     """Take out the first event, set the clock to it, and return what, whose, which worker, step."""
     event = heap[0]
-    found = event.what, event.party, event.worker, event.step
+    taken = event.what, event.party, event.worker, event.step  # now: its place is used again
     clock[0].now = event.time
     clock[0].heap -= 1
     n, at = clock[0].heap, 0
@@ -201,13 +201,15 @@ def _pop(clock, heap):
         heap[at] = heap[down]
         at = down
     heap[at] = heap[n]
-    return found
+    return taken
 
 
 @compiled
 def _run(state, until):
     """Let things happen until so many values of ϑ are formed; return early for draws or room."""
     clock = state.clock[0]
+    # An event pushes at most one event for each party or dominator, and two more. Arrays cannot
+    # grow in here, so room is looked for before an event is taken, never in the middle of one.
     most = len(state.heap) - len(state.active) - state.rule.q - 2
     while clock.heap and clock.formed < until:
         if clock.need:
@@ -240,11 +242,11 @@ def _begin(state, a):
         state.waiting[clock.waiting] = a
         clock.waiting += 1
         return
-    number, at = clock.started, state.own[a] % state.samples.shape[1]
+    number, at = clock.started, state.begun[a] % state.samples.shape[1]
     step, i = state.steps[number], state.samples[a, at]
     step.of, step.i, step.left = a, i, q if state.rule.backward else 1
     clock.started += 1
-    state.own[a] += 1
+    state.begun[a] += 1
     clock.need = at + 1 == state.samples.shape[1]
     state.missing[a] = q
     for j in range(q):
@@ -253,8 +255,8 @@ def _begin(state, a):
         if j != l:
             _send(state, link, link.request, REQUEST, j, number)
     _hold(state, l, state.rule.threads)
-    own = state.links[a, l]
-    own.score, own.seen = _score(state, l, i), state.parties[l].version
+    link = state.links[a, l]
+    link.score, link.seen = _score(state, l, i), state.parties[l].version
     _push(state.clock, state.heap, clock.now + state.cost[l], GATHER, l, 0, number)
 
 
@@ -265,9 +267,9 @@ def _gather(state, number):
     step = state.steps[number]
     a, i = step.of, step.i
     state.missing[a] -= 1
-    if state.missing[a]:
+    if state.missing[a]:  # others are on their way
         return
-    z, masks = 0.0, 0.0
+    z, masks = 0.0, 0.0  # summed apart and then subtracted, so that masks cost the digits they do
     for j in range(q):
         z += state.links[a, j].score + state.links[a, j].mask
         masks += state.links[a, j].mask
@@ -430,9 +432,9 @@ def run_rounds(state, until):
         r = min(m, clock.target - clock.formed)
         lasts = _duration(state, r)
         for a in range(r):
-            at, z = state.own[a] % state.samples.shape[1], 0.0
+            at, z = state.begun[a] % state.samples.shape[1], 0.0
             i = state.samples[a, at]
-            state.own[a] += 1
+            state.begun[a] += 1
             clock.need |= at + 1 == state.samples.shape[1]
             for l in range(state.rule.q):
                 z += _score(state, l, i)
@@ -454,7 +456,7 @@ def _duration(state, r):
     """Return how long a round of the first ``r`` dominators lasts, see ``synchronous``."""
     gather, update = 0.0, 0.0
     for a in range(r):
-        at = state.own[a] % state.samples.shape[1]
+        at = state.begun[a] % state.samples.shape[1]
         for l in range(state.rule.q):
             others = r
             for j in range(r):
@@ -604,6 +606,8 @@ def _write_lazy(state, l, thread, theta, i):
     party.c -= h * slot.c
     if rule.method != SGD:
         party.b -= h * slot.b + rule.lr
+    # The same row may be noted many times: coefficients are added up first, so that each row is
+    # written once.
     count, top = 0, abs(rule.lr * slot.beta)
     for k in range(slot.at, party.pairs):  # h c_B Δz + h b_B ΔD + γ ΔD_T, row by row
         pair = pairs[k]
@@ -628,7 +632,7 @@ def _write_lazy(state, l, thread, theta, i):
         state.kept[l, i] = theta
         _add(state, l, i, change, state.mean, 0)
     _pair(state, l, i, -(rule.lr * slot.beta + party.b * change) / party.c, change)
-    slot.live = 0
+    slot.live = 0  # its read is used up
     _forget(party, state.slots[l], pairs)
     if abs(party.c) < 1e-6:
         _rescale(state, l)
@@ -652,7 +656,7 @@ def _forget(party, slots, pairs):
     for t in range(len(slots)):
         if slots[t].live:
             first = min(first, slots[t].at)
-    if first == 0 or 2 * first < party.pairs:
+    if first == 0 or 2 * first < party.pairs:  # moving pays when half of them can go
         return
     for k in range(first, party.pairs):
         pairs[k - first] = pairs[k]
@@ -705,7 +709,7 @@ class Simulation:
         self.columns = np.concatenate(setup.problem.blocks)
         rule = _rule(setup)
         self.state = State(
-            rule, **_data(setup, self.columns), **_under_way(setup), **_held(setup, rule),
+            rule, **_data(setup, self.columns), **_under_way(setup), **_memory(setup, rule),
             **_notes(setup),
         )  # fmt: skip
         if setup.start is not None:
@@ -784,7 +788,7 @@ class Simulation:
         """Draw the next piece for every dominator that is at the end of its last."""
         state = self.state
         for a, party in enumerate(self.setup.active):
-            piece = int(state.own[a] // self.setup.chunk)
+            piece = int(state.begun[a] // CHUNK)
             if piece != self._pieces[a]:
                 self._pieces[a], drawn = piece, state.drawn[a]
                 state.samples[a], drawn[:, :, :3], drawn[:, :, 3] = self.draws.piece(party, piece)
@@ -848,7 +852,7 @@ def _data(setup: Setup, columns: np.ndarray) -> dict[str, np.ndarray]:
     """Return the data with the parties' columns side by side."""
     problem, q, x = setup.problem, setup.problem.q, setup.problem.x
     sizes = [len(block) for block in problem.blocks]
-    found = {
+    arrays = {
         "off": np.concatenate([[0], np.cumsum(sizes)]).astype(WHOLE), "y": problem.y,
         "cost": setup.cost.astype(REAL), "active": np.array(setup.active, WHOLE),
         "x": np.zeros((1, 1)), "val": np.zeros(1), "col": np.zeros(1, HALF),
@@ -856,27 +860,27 @@ def _data(setup: Setup, columns: np.ndarray) -> dict[str, np.ndarray]:
     }  # fmt: skip
     if not sparse.issparse(x):
         ordered = (columns[1:] > columns[:-1]).all()
-        return found | {"x": x if ordered else np.ascontiguousarray(x[:, columns])}
+        return arrays | {"x": x if ordered else np.ascontiguousarray(x[:, columns])}
     party, place = np.empty(problem.d, HALF), np.empty(problem.d, HALF)
     party[columns], place[columns] = np.repeat(np.arange(q), sizes), np.arange(problem.d)
     val, col, ptr = _split(x.indptr, x.indices, x.data, party, place, q)
-    return found | {"val": val, "col": col, "ptr": ptr}
+    return arrays | {"val": val, "col": col, "ptr": ptr}
 
 
 def _under_way(setup: Setup) -> dict[str, np.ndarray]:
     """Return the queue at time 0: nothing is under way."""
-    q, m, k, chunk = setup.problem.q, setup.m, setup.threads, setup.chunk
+    q, m, k = setup.problem.q, setup.m, setup.threads
     return {
         "clock": np.zeros(1, CLOCK), "heap": np.zeros(4 * (m + 1) * (q + 2), EVENT),
         "inbox": np.zeros((q, 4 * m + 4), JOB), "idle": np.tile(np.arange(k), (q, 1)),
-        "waiting": np.zeros(m, WHOLE), "own": np.zeros(m, WHOLE), "missing": np.zeros(m, WHOLE),
-        "samples": np.zeros((m, chunk), WHOLE), "drawn": np.zeros((m, chunk, q, 4)),
+        "waiting": np.zeros(m, WHOLE), "begun": np.zeros(m, WHOLE), "missing": np.zeros(m, WHOLE),
+        "samples": np.zeros((m, CHUNK), WHOLE), "drawn": np.zeros((m, CHUNK, q, 4)),
         "links": np.zeros((m, q), LINK), "steps": np.zeros(max(setup.steps, m), STEP),
     }  # fmt: skip
 
 
-def _held(setup: Setup, rule: Rule) -> dict[str, np.ndarray]:
-    """Return what parties and threads hold at time 0, with room for what is needed alone."""
+def _memory(setup: Setup, rule: Rule) -> dict[str, np.ndarray]:
+    """Return what parties and threads remember at time 0, with room for what is needed alone."""
     n, d, q = setup.problem.n, setup.problem.d, setup.problem.q
     block = 0 if rule.lazy else max(len(columns) for columns in setup.problem.blocks)
     threads = max(setup.threads + 1, setup.m)  # a round of VFB holds m at once

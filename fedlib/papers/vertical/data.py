@@ -131,8 +131,8 @@ def load_columns(
     train, test = _split(card, raw, seed)
     x, y, mean, std, span = (raw.x[train], raw.x[test]), (raw.y[train], raw.y[test]), *3 * (None,)
     if standardise and not sparse.issparse(raw.x):
-        chosen = slice(None) if raw.numbers is None or standardise == "all" else raw.numbers
-        mean, std = scales(x[0], chosen)
+        every = raw.numbers is None or standardise == "all"
+        mean, std = scales(x[0], slice(None) if every else raw.numbers)
         x = tuple((part - mean) / std for part in x)
     if raw.span:
         span = low, high = float(y[0].min()), float(y[0].max())
@@ -159,10 +159,10 @@ def names() -> list[str]:
     return [n for n, card in datasets.all_cards().items() if card.format.startswith("columns-")]
 
 
-def scales(x: np.ndarray, chosen: Any = slice(None)) -> tuple[np.ndarray, np.ndarray]:
-    """Return what to subtract from and divide columns by, 0 and 1 for those not chosen."""
+def scales(x: np.ndarray, columns: Any = slice(None)) -> tuple[np.ndarray, np.ndarray]:
+    """Return what to subtract from and divide columns by, 0 and 1 for all others."""
     mean, std = np.zeros(x.shape[1]), np.ones(x.shape[1])
-    mean[chosen], std[chosen] = x[:, chosen].mean(axis=0), x[:, chosen].std(axis=0)
+    mean[columns], std[columns] = x[:, columns].mean(axis=0), x[:, columns].std(axis=0)
     return mean, np.where(std > 1e-12 * np.maximum(1, np.abs(mean)), std, 1.0)
 
 
@@ -184,9 +184,8 @@ def _split(card: datasets.Card, raw: _Raw, seed: int) -> tuple[Any, Any]:
     count = int(n * card.test / (card.train + card.test) + 0.5)
     if not 0 < count < n:
         raise FedlibError(f"'{card.name}': {n} rows are too few to train and to test on.")
-    held = np.zeros(n, dtype=bool)
-    held[stream(seed, "test rows").permutation(n)[:count]] = True
-    return np.flatnonzero(~held), np.flatnonzero(held)
+    tests = stream(seed, "test rows").permutation(n)[:count]
+    return np.setdiff1d(np.arange(n), tests), np.sort(tests)
 
 
 # --- bundled, and made ----------------------------------------------------------------------------
@@ -198,26 +197,25 @@ def _bundled(card: datasets.Card) -> _Raw:
     loader, regression = card.generator["loader"], not card.classes
     bunch = getattr(theirs, loader)(**({"scaled": False} if regression else {}))
     x, y = (np.ascontiguousarray(part, dtype="<f8") for part in (bunch.data, bunch.target))
-    found = hashlib.sha256(x.tobytes() + y.tobytes()).hexdigest()
-    if found != card.generator["sha256"]:
+    digest = hashlib.sha256(x.tobytes() + y.tobytes()).hexdigest()
+    if digest != card.generator["sha256"]:
         raise FedlibError(
             f"scikit-learn's {loader}() does not give the rows of the card '{card.name}': expected "
-            f"SHA-256 {card.generator['sha256']}, found {found}. Install another version of it."
+            f"SHA-256 {card.generator['sha256']}, found {digest}. Install another version of it."
         )
     if not regression:
         y = 2.0 * (y % 2) - 1  # of ten digits the odd ones, of two classes the second
     columns = tuple(map(str, bunch.feature_names))
-    return _Raw(x, y, {loader: found}, columns, span=regression, fidelity="canonical")
+    return _Raw(x, y, {loader: digest}, columns, span=regression, fidelity="canonical")
 
 
 def _made(card: datasets.Card) -> _Raw:
-    told = ("kind", "sha256")
-    options = {key: value for key, value in card.generator.items() if key not in told}
-    rows, kind = card.train + card.test, card.generator["kind"]
-    x, y = MADE[kind](rows, card.train, *card.shape, **options)
-    found = _rounded_sha256(*((x.indptr, x.indices, x.data) if sparse.issparse(x) else (x,)), y)
-    same = found == card.rounded_sha256  # then it goes by the card's hash, whatever its last bits
-    hashes = {f"{card.name} arrays": card.generator["sha256"] if same else found}
+    options, rows = dict(card.generator), card.train + card.test
+    kind, sha256 = options.pop("kind"), options.pop("sha256", None)
+    x, y = GENERATORS[kind](rows, card.train, *card.shape, **options)
+    digest = _rounded_sha256(*((x.indptr, x.indices, x.data) if sparse.issparse(x) else (x,)), y)
+    same = digest == card.rounded_sha256  # then it goes by the card's hash, whatever its last bits
+    hashes = {f"{card.name} arrays": sha256 if same else digest}
     fidelity = "canonical" if same else "unverified"
     return _Raw(x, y, hashes, first=card.train, span=kind == "gaussian", fidelity=fidelity)
 
@@ -533,5 +531,5 @@ _READERS: dict[str, Callable[[datasets.Card, Path], _Raw]] = {
 }
 """Readers of folders, by the name of the set."""
 
-MADE = {"zipf": zipf_rows, "gaussian": gaussian_rows}
+GENERATORS = {"zipf": zipf_rows, "gaussian": gaussian_rows}
 """Generators, by the kind that a card names."""

@@ -103,8 +103,8 @@ def _counts(
     ends = np.concatenate(ends)
     kind = np.int32 if ends[-1] < 2**31 else np.int64  # scipy holds both arrays alike
     places = np.concatenate(columns).astype(kind, copy=False)
-    held = np.concatenate(counts).astype(np.float64), places, ends.astype(kind)
-    return sparse.csr_array(held, shape=(rows, d))
+    arrays = np.concatenate(counts).astype(np.float64), places, ends.astype(kind)
+    return sparse.csr_array(arrays, shape=(rows, d))
 
 
 def _planted(seed: int, column: np.ndarray, count: int, deepest: int) -> np.ndarray:

@@ -31,8 +31,8 @@ class Problem:
     Parameters
     ----------
     x
-        Features ``[n, d]``, an array or a ``scipy.sparse`` matrix in CSR form with the columns of
-        every row in increasing order. Held as float64.
+        Features ``[n, d]``, an array or a ``scipy.sparse`` matrix. Kept as float64, sparse ones in
+        CSR form with the columns of every row in increasing order.
     y
         ``[n]``: -1 or +1 for the logistic loss, real numbers for the others.
     blocks
@@ -111,11 +111,8 @@ class Problem:
         if self.regulariser == "none":
             return 0.0
         square = np.square(w)
-        return (
-            self.lam
-            * 0.5
-            * float((square if self.regulariser == "l2" else square / (1 + square)).sum())
-        )
+        each = square if self.regulariser == "l2" else square / (1 + square)
+        return self.lam * 0.5 * float(each.sum())
 
     def penalty_gradient(self, w: np.ndarray) -> np.ndarray:
         """Return ``λ ∇g(w)``, coordinate by coordinate."""
@@ -156,15 +153,18 @@ def split_features(d: int, q: int, seed: int = 0) -> tuple[np.ndarray, ...]:
 def checked_features(x: np.ndarray | sparse.csr_array) -> np.ndarray | sparse.csr_array:
     """Return features as float64, rows in one piece, having refused what are none."""
     if sparse.issparse(x):
-        if x.format != "csr":
+        try:
+            x.check_format(full_check=True)
+        except ValueError as error:
             raise FedlibError(
-                f"Sparse features come by rows, in CSR form; got {x.format}. x.tocsr()"
-            )
-        _check_columns(x)
+                f"The sparse rows do not fit: {error}. Columns are numbered from 0 to "
+                f"{x.shape[1] - 1}; files often count from 1."
+            ) from error
+        x = sparse.csr_array(x).astype(np.float64, copy=False)
+        if not x.has_canonical_format:
+            x = x.copy()  # what came stays as it is
+            x.sum_duplicates()
         values = x.data
-        x = sparse.csr_array(x)
-        if values.dtype != np.float64:
-            x = x.astype(np.float64)
     else:
         values = np.asarray(x)
         if values.ndim != 2 or values.dtype.kind not in "fiub":
@@ -175,41 +175,14 @@ def checked_features(x: np.ndarray | sparse.csr_array) -> np.ndarray | sparse.cs
     if not all(x.shape):
         raise FedlibError(f"x is {x.shape}: at least one sample and one feature are needed.")
     if not np.isfinite(values).all():
-        bad = np.flatnonzero(~np.isfinite(values))[0]
-        row, column = _where(x, int(bad))
+        entries = sparse.coo_array(x)
+        bad = np.flatnonzero(~np.isfinite(entries.data))[0]
+        row, column = (axis[bad] for axis in entries.coords)
         raise FedlibError(
-            f"Feature {column} of sample {row} is {values.flat[bad]}. Fill missing values in, or "
+            f"Feature {column} of sample {row} is {entries.data[bad]}. Fill missing values in, or "
             "leave such samples out, before the data is split."
         )
     return x
-
-
-def _where(x: np.ndarray | sparse.csr_array, entry: int) -> tuple[int, int]:
-    """Return row and column of a stored entry."""
-    if sparse.issparse(x):
-        row = int(np.searchsorted(x.indptr, entry, side="right")) - 1
-        return row, int(x.indices[entry])
-    return divmod(entry, x.shape[1])
-
-
-def _check_columns(x: sparse.csr_array) -> None:
-    """Refuse columns that are not there, and rows whose columns do not increase."""
-    columns, starts = x.indices, x.indptr
-    if len(columns) and not (0 <= columns.min() and columns.max() < x.shape[1]):
-        wrong = columns[(columns < 0) | (columns >= x.shape[1])][0]
-        raise FedlibError(
-            f"Column {wrong} does not exist: columns are numbered from 0 to {x.shape[1] - 1}. "
-            "Files often count from 1."
-        )
-    back = columns[1:] <= columns[:-1]
-    inner = starts[1:-1]
-    back[inner[(inner > 0) & (inner < len(columns))] - 1] = False  # where a new row begins
-    if back.any():
-        row = int(np.searchsorted(starts, np.flatnonzero(back)[0], side="right")) - 1
-        raise FedlibError(
-            f"The columns of row {row} do not increase. Use x.sum_duplicates(), which sorts them "
-            "and adds entries that stand twice."
-        )
 
 
 def checked_labels(y: np.ndarray, n: int, loss: str) -> np.ndarray:
@@ -223,11 +196,11 @@ def checked_labels(y: np.ndarray, n: int, loss: str) -> np.ndarray:
     if not np.isfinite(y).all():
         raise FedlibError(f"Label {np.flatnonzero(~np.isfinite(y))[0]} is missing or infinite.")
     if loss == "logistic" and not np.isin(y, (-1.0, 1.0)).all():
-        found = np.unique(y)
-        more = ", ..." if len(found) > 4 else ""
+        labels = np.unique(y)
+        more = ", ..." if len(labels) > 4 else ""
         raise FedlibError(
             "The logistic loss takes labels -1 and +1; got "
-            f"{', '.join(f'{value:g}' for value in found[:4])}{more}. From 0 and 1: 2 * y - 1."
+            f"{', '.join(f'{value:g}' for value in labels[:4])}{more}. From 0 and 1: 2 * y - 1."
         )
     return y
 

@@ -84,12 +84,12 @@ class Log:
         first = [_first_after(t, self.write, self.party == l) for l in range(self.reads.shape[1])]
         of_step = np.min([f[self.reads[:, l]] for l, f in enumerate(first)], axis=0)
         of_step = np.minimum(of_step, self.label)  # nothing missed: the label itself
-        own = t.copy()
+        of_block = t.copy()
         for l, f in enumerate(first):
             mine = self.party == l
-            own[mine] = np.minimum(f[self.read[mine]], t[mine])
+            of_block[mine] = np.minimum(f[self.read[mine]], t[mine])
         dominated = self.label[self.step] == t
-        tau1 = t - np.where(dominated, of_step[self.step], own)
+        tau1 = t - np.where(dominated, of_step[self.step], of_block)
         return tau1, np.where(dominated, 0, t - of_step[self.step])
 
 

@@ -18,14 +18,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import NamedTuple
 
 import numpy as np
 
 from fedlib.engine.checks import check_whole_number
 from fedlib.errors import FedlibError, unknown
-from fedlib.population.messages import Message
 
 Tree = int | tuple["Tree", ...]
 Trees = tuple[Tree, Tree]
@@ -33,7 +31,6 @@ Trees = tuple[Tree, Tree]
 FIGURE_5: Trees = (((1, 2), (3, 4)), ((1, 3), (2, 4)))
 """The paper's example of two trees, for four parties."""
 
-LAWS = ("uniform", "gaussian")
 WORD = 64
 """Bits of the numbers that modular masks are added to."""
 
@@ -57,10 +54,10 @@ def leaves(tree: Tree) -> tuple[int, ...]:
     FedlibError
         When a party occurs twice, or an inner node has less than two children.
     """
-    found = sorted(_walk(tree))
-    if len(set(found)) < len(found):
+    parties = sorted(_walk(tree))
+    if len(set(parties)) < len(parties):
         raise FedlibError(f"Each party is one leaf of a tree; got {tree}.")
-    return tuple(found)
+    return tuple(parties)
 
 
 def _walk(tree: Tree) -> Iterable[int]:
@@ -78,23 +75,18 @@ def sends(tree: Tree) -> list[Send]:
 
     Every party but the root's host sends once, so there are ``q - 1``.
     """
-    found: list[Send] = []
+    messages: list[Send] = []
 
     def up(node: Tree) -> tuple[int, ...]:
         if not isinstance(node, tuple):
             return (int(node),)
         parts = [up(child) for child in node]
         whole = tuple(sorted(sum(parts, ())))
-        found.extend(Send(part[0], whole[0], part) for part in parts if part[0] != whole[0])
+        messages.extend(Send(part[0], whole[0], part) for part in parts if part[0] != whole[0])
         return whole
 
     up(tree)
-    return found
-
-
-def depth(tree: Tree) -> int:
-    """Return how many sums follow one another from a leaf to the root."""
-    return 1 + max(map(depth, tree)) if isinstance(tree, tuple) else 0
+    return messages
 
 
 def chains(q: int) -> Trees:
@@ -163,16 +155,16 @@ def significantly_different(trees: Trees) -> bool:
 
 def _inner(tree: Tree) -> set[int]:
     """Return the leaf sets of the proper inner nodes, as numbers with a bit for each party."""
-    found = set()
+    sets = set()
 
     def visit(node: Tree) -> int:
         if not isinstance(node, tuple):
             return 1 << int(node)
         bits = sum(map(visit, node))
-        found.add(bits)
+        sets.add(bits)
         return bits
 
-    return found - {visit(tree)}
+    return sets - {visit(tree)}
 
 
 def check_trees(trees: Trees) -> int:
@@ -205,16 +197,17 @@ def view(trees: Trees, coalition: Iterable[int]) -> tuple[np.ndarray, np.ndarray
     """
     q = check_trees(trees)
     members = _members(coalition, q)
-    rows = [({l}, set()) for l in members] + [(set(), {l}) for l in members]
-    for tree, masked in zip(trees, (True, False), strict=True):
-        for one in sends(tree):
-            if one.receiver in members:
-                rows.append((set(one.over) if masked else set(), set(one.over)))
-    parts = np.zeros((2, len(rows), q), dtype=np.int64)
-    for r, row in enumerate(rows):
-        for part, parties in zip(parts, row, strict=True):
-            part[r, [l - 1 for l in parties]] = 1
-    return parts[0], parts[1]
+    up, masks = ([one.over for one in sends(tree) if one.receiver in members] for tree in trees)
+    lone = [(l,) for l in members]
+
+    def ones(sums: list[tuple[int, ...]]) -> np.ndarray:
+        return np.array([[l in over for l in range(1, q + 1)] for over in sums], dtype=np.int64)
+
+    none = [()]
+    return (
+        ones(lone + none * len(lone) + up + none * len(masks)),
+        ones(none * len(lone) + lone + up + masks),
+    )
 
 
 def _members(coalition: Iterable[int], q: int) -> list[int]:
@@ -269,12 +262,9 @@ def _reduced(matrix: np.ndarray, columns: int) -> tuple[np.ndarray, np.ndarray]:
         candidates = np.flatnonzero(matrix[row:, column])
         if not len(candidates):
             continue
-        chosen = row + candidates[0]
-        matrix[[row, chosen]] = matrix[[chosen, row]]
-        pivot = matrix[row, column]
-        if abs(pivot) != 1:
-            matrix, pivot = matrix.astype(object), Fraction(1, int(pivot))
-        matrix[row] = matrix[row] * pivot
+        first = row + candidates[0]
+        matrix[[row, first]] = matrix[[first, row]]
+        matrix[row] *= matrix[row, column]  # 1 or -1, see :func:`known`
         others = np.flatnonzero(matrix[:, column])
         others = others[others != row]
         matrix[others] -= np.outer(matrix[others, column], matrix[row])
@@ -321,14 +311,12 @@ def opened(trees: Trees, coalition: Iterable[int]) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class RealMasks:
-    """Real-valued masks of a stated law. The paper fixes none.
+    """Real-valued masks, uniform on ``[-B, B]``. The paper fixes no law.
 
     Parameters
     ----------
     width
-        B: ``"uniform"`` masks lie in ``[-B, B]``; ``"gaussian"`` ones have standard deviation B.
-    law
-        One of ``LAWS``.
+        B.
     dtype
         ``"float64"`` or ``"float32"``: the precision of scores, masks and sums.
     step
@@ -344,14 +332,11 @@ class RealMasks:
     """
 
     width: float
-    law: str = "uniform"
     dtype: str = "float64"
     step: float = 0.0
     accuracy: float = 1e-3
 
     def __post_init__(self) -> None:
-        if self.law not in LAWS:
-            raise unknown("law of the masks", self.law, LAWS)
         if self.dtype not in ("float32", "float64"):
             raise unknown("precision", self.dtype, ("float32", "float64"))
         for name in ("width", "accuracy"):
@@ -379,10 +364,7 @@ class RealMasks:
 
     def draw(self, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
         """Return fresh masks."""
-        if self.law == "uniform":
-            masks = rng.uniform(-self.width, self.width, shape)
-        else:
-            masks = rng.normal(0.0, self.width, shape)
+        masks = rng.uniform(-self.width, self.width, shape)
         if self.step:
             masks = np.rint(masks / self.step) * self.step
         return masks.astype(self.dtype)
@@ -522,66 +504,22 @@ def aggregate(
     transcript = []
     for content, values in (("own score", encoded), ("own mask", drawn)):
         transcript += [Seen(l, l, content, (l,), values[l - 1]) for l in range(1, q + 1)]
-    sums = []
-    for tree, content, values in zip(
-        trees, ("masked score", "mask"), (encoded + drawn, drawn), strict=True
-    ):
-        sums.append(_sum_up(tree, content, values, transcript))
-    total = masks.decode(sums[0] - sums[1])[0]
+    masked = _sum_up(trees[0], "masked score", encoded + drawn, transcript)
+    total = masks.decode(masked - _sum_up(trees[1], "mask", drawn, transcript))[0]
     transcript.append(Seen(1, 1, "total", tuple(range(1, q + 1)), total))
     return Aggregated(total, transcript)
 
 
 def _sum_up(tree: Tree, content: str, values: np.ndarray, transcript: list[Seen]) -> np.ndarray:
     """Return the sum of a tree's leaves, ``[1, ...]``, every message noted."""
-    held = {l: values[l - 1 : l].copy() for l in leaves(tree)}  # arrays wrap around silently
+    sums = {l: values[l - 1 : l].copy() for l in leaves(tree)}  # arrays wrap around silently
     for sender, receiver, over in sends(tree):
-        transcript.append(Seen(receiver, sender, content, over, held[sender][0]))
-        held[receiver] = held[receiver] + held[sender]
-    return held[1]
+        transcript.append(Seen(receiver, sender, content, over, sums[sender][0]))
+        sums[receiver] = sums[receiver] + sums[sender]
+    return sums[1]
 
 
 def seen_by(transcript: Iterable[Seen], coalition: Iterable[int]) -> list[Seen]:
     """Return what members of a coalition saw: their part of a transcript."""
     members = set(coalition)
     return [one for one in transcript if one.party in members]
-
-
-def ledger(transcript: Iterable[Seen], step: int = 0) -> list[Message]:
-    """Return the messages of a transcript with their sizes, for the ledger."""
-    return [
-        Message(
-            step,
-            f"party {one.sender}",
-            f"party {one.party}",
-            one.content,
-            np.shape(one.value),
-            np.asarray(one.value).nbytes,
-        )
-        for one in transcript
-        if one.sender != one.party
-    ]
-
-
-def step_ledger(q: int, step: int = 0, value: int = 8, index: int = 8) -> list[Message]:
-    """Return the messages of one dominated update: ``2 (q - 1)`` up trees, ``q - 1`` backward.
-
-    Parameters
-    ----------
-    value, index
-        Bytes of a number and of a sample's index. ``ϑ`` travels with the index.
-
-    Notes
-    -----
-    How the others learn the index before the sum is left open in the paper: with a shared seed it
-    costs nothing, as counted here; asked for one by one it costs ``q - 1`` messages more.
-    """
-    up = [
-        Message(step, f"party {one.sender}", f"party {one.receiver}", content, (), value)
-        for tree, content in zip(chains(q), ("masked score", "mask"), strict=True)
-        for one in sends(tree)
-    ]
-    return up + [
-        Message(step, "party 1", f"party {l}", "theta and index", (2,), value + index)
-        for l in range(2, q + 1)
-    ]

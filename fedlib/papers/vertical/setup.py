@@ -23,37 +23,6 @@ CHUNK = 1024
 
 
 @dataclass(frozen=True)
-class Uniform:
-    """A delay between ``low`` and ``high``, every value equally likely.
-
-    Raises
-    ------
-    FedlibError
-        When the bounds are negative, not finite, or the wrong way round.
-    """
-
-    low: float
-    high: float
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.low <= self.high < math.inf:
-            raise FedlibError(
-                f"A uniform delay lies between two times, 0 ≤ low ≤ high, both finite; got "
-                f"{self.low!r} and {self.high!r}."
-            )
-
-    @property
-    def expected(self) -> float:
-        """``(low + high)/2``, in time units."""
-        return (self.low + self.high) / 2
-
-    def draws(self, seed: int, name: str, *keys: int, size: int) -> np.ndarray:
-        """Return independent durations ``[size]``; a longer array only adds to its end."""
-        unit = stream(seed, f"delay {name}", *keys).random(size)
-        return self.low + (self.high - self.low) * unit
-
-
-@dataclass(frozen=True)
 class Setup:
     """All that a simulation is told, checked; see `simulate_parties` for what it means."""
 
@@ -74,7 +43,6 @@ class Setup:
     steps: int = 0  # dominated ones, in all
     log: bool = True
     prompt: bool = False
-    chunk: int = CHUNK
 
     def __post_init__(self) -> None:
         q = self.problem.q
@@ -177,28 +145,21 @@ class Draws:
         return samples, delays, masks
 
 
-def straggler(
-    q: int, party: int, slow: float, reading: str = "1+s", compute: float = 1.0
-) -> np.ndarray:
-    """Return times per feature, ``[q]``, of parties of which one is slower.
-
-    "30 % to 50 % slower" has two readings: it takes ``1 + s`` times as long, or it does ``1 - s``
-    of the work in the same time and so takes ``1/(1 - s)`` times as long.
+def straggler(q: int, party: int, slow: float, compute: float = 1.0) -> np.ndarray:
+    """Return times per feature, ``[q]``, of parties of which one takes ``1 + slow`` times as long.
 
     Raises
     ------
     FedlibError
-        For an unknown reading, a party that is not there, or ``s`` outside [0, 1).
+        For a party that is not there, or ``slow`` outside [0, 1).
     """
-    if reading not in ("1+s", "1/(1-s)"):
-        raise unknown("reading", reading, ("1+s", "1/(1-s)"))
     if not 0 <= party < q or not 0 <= slow < 1:
         raise FedlibError(
             f"Party {party} of {q}, slower by {slow}: a party from 0 to {q - 1} and a share from 0 "
             "to below 1 are needed."
         )
     times = np.full(q, float(compute))
-    times[party] *= 1 + slow if reading == "1+s" else 1 / (1 - slow)
+    times[party] *= 1 + slow
     return times
 
 

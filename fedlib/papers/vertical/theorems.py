@@ -112,20 +112,20 @@ def theorem_2_parts(c: Constants, d: Delays, lr: float, printed: bool = True) ->
     C = (c.L_star**2 * lr * inside + c.L_star) * lr**2 / 2
     rho = lr * c.mu / 2 - 16 * c.L_star**2 * d.window * C / c.mu
     positive = 1 - 2 * (c.L_star * lr) ** 2 * d.tau
-    told = {"C": C, "rho": rho, "positive": positive, "outer": math.inf, "floor": math.inf}
+    parts = {"C": C, "rho": rho, "positive": positive, "outer": math.inf, "floor": math.inf}
     if rho > 0 and positive > 0:
-        told["outer"] = 8 * c.L_star**2 * math.sqrt(d.tau) * C / (rho * c.mu)
+        parts["outer"] = 8 * c.L_star**2 * math.sqrt(d.tau) * C / (rho * c.mu)
         size = (c.L_star * lr) ** 2 * d.tau**1.5 * (28 * C + 5 * lr)
-        told["floor"] = size * 2 * 18 * c.G / (positive * rho)
-    return told
+        parts["floor"] = size * 2 * 18 * c.G / (positive * rho)
+    return parts
 
 
 def theorem_2_printed(c: Constants, d: Delays, eps: float, printed: bool = True) -> Setting:
     """Return the largest rate that Theorem 2 allows, and the epochs of all its outer loops."""
 
     def fits(lr: float) -> bool:
-        told = theorem_2_parts(c, d, lr, printed)
-        return told["outer"] <= 0.05 and told["floor"] <= eps / 8
+        parts = theorem_2_parts(c, d, lr, printed)
+        return parts["outer"] <= 0.05 and parts["floor"] <= eps / 8
 
     lr = _largest(fits)
     inner = math.log(0.25) / math.log1p(-theorem_2_parts(c, d, lr, printed)["rho"])

@@ -114,7 +114,7 @@ def smoothness(x: Any, lam: float, loss: str, regulariser: str = "l2") -> tuple[
 
 
 # --------------------------------------------------------------------------------------------------
-# How long a step is: Lemmas 2, 5 and 9
+# How long a step is: Lemma 2
 
 
 def lemma_2(c: Constants, d: Delays, lr: float) -> float:
@@ -132,27 +132,8 @@ def step_length(c: Constants, d: Delays, lr: float) -> float:
     return math.sqrt(c.G) / _positive(rest, "1 - L_g lr sent")
 
 
-def lemma_5(c: Constants, d: Delays, lr: float) -> float:
-    """Return ``18G/(1 − 2L_*²γ²τ)``, the bound on ``E‖ṽ‖²`` of SVRG as printed (Lemma 5).
-
-    Its proof takes the loss alone to be ``L``-smooth, which holds if loss and regulariser are both
-    convex.
-    """
-    return 18 * c.G / left("Lemma 5", 2, c, d, lr)
-
-
-def lemma_5_mended(c: Constants, d: Delays, lr: float) -> float:
-    """Return ``18G/(1 − 8L_*²γ²τ)``, which Assumptions 1 and 2 give."""
-    return 18 * c.G / left("Lemma 5", 8, c, d, lr)
-
-
-def lemma_9(c: Constants, d: Delays, lr: float) -> float:
-    """Return ``18G/(1 − 72L_*²γ²τ)``, the bound on ``E‖ṽ‖²`` of SAGA (Lemma 9)."""
-    return 18 * c.G / left("Lemma 9", 72, c, d, lr)
-
-
 # --------------------------------------------------------------------------------------------------
-# How far a late step is from a fresh one: Lemmas 3, 10, 13 and 14
+# How far a late step is from a fresh one: Lemmas 3 and 10
 
 
 def lemma_3(c: Constants, d: Delays, lr: float, missed: float, passed: float) -> float:
@@ -174,16 +155,6 @@ def staleness(c: Constants, d: Delays) -> float:
 def lemma_10(c: Constants, d: Delays, lr: float) -> float:
     """Return ``4/(1 − 6L_*²γ²τ)``, the factor between ``Σ‖ṽ‖²`` and ``Σ‖v̂‖²`` (Lemma 10)."""
     return 4 / left("Lemma 10", 6, c, d, lr)
-
-
-def lemma_13(c: Constants, d: Delays, lr: float) -> float:
-    """Return ``2/(1 − 20L_*²γ²τ)``, between ``Σ‖ṽ‖²`` and ``Σ‖v‖²`` of SVRG (Lemma 13)."""
-    return 2 / left("Lemma 13", 20, c, d, lr)
-
-
-def lemma_14(c: Constants, d: Delays, lr: float) -> float:
-    """Return ``2/(1 − 180L_*²γ²τ)``, the same for SAGA (Lemma 14)."""
-    return 2 / left("Lemma 14", 180, c, d, lr)
 
 
 def steps_of_a_loop(c: Constants, d: Delays, lr: float, N: float) -> float:
