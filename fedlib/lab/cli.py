@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ast
 import errno
-import importlib
 import json
 import os
 import sys
@@ -16,23 +14,12 @@ import typer
 import typer.core
 
 from fedlib.errors import FedlibError
+from fedlib.lab.vertical import commands
 from fedlib.paths import expand
-
-HERE = Path(__file__).parent
 
 
 class _ForPeople(typer.core.TyperGroup):
-    """Mistakes are printed for people, interruptions end quietly; neither with a traceback.
-
-    A folder here that has a ``commands.py`` with a typer ``app`` adds a group of its name.
-    """
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        return [*super().list_commands(ctx), *_folders_with_commands()]
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        its = cmd_name in _folders_with_commands()
-        return _Folder(cmd_name) if its else super().get_command(ctx, cmd_name)
+    """Mistakes are printed for people, interruptions end quietly; neither with a traceback."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -43,28 +30,6 @@ class _ForPeople(typer.core.TyperGroup):
         except KeyboardInterrupt:
             typer.echo("Interrupted. Run the same command again to go on.", err=True)
             raise typer.Exit(130) from None
-
-
-class _Folder(typer.core.TyperGroup):
-    """The commands of a folder: imported when it is asked for them, not to say what it is."""
-
-    def __init__(self, name: str) -> None:
-        told = ast.parse((HERE / name / "commands.py").read_text("utf-8"))
-        super().__init__(name=name, help=ast.get_docstring(told), no_args_is_help=True)
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        return self._whole().list_commands(ctx)
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        return self._whole().get_command(ctx, cmd_name)
-
-    def _whole(self) -> Any:
-        its = importlib.import_module(f"fedlib.lab.{self.name}.commands")
-        return typer.main.get_command(its.app)
-
-
-def _folders_with_commands() -> list[str]:
-    return sorted(path.parent.name for path in HERE.glob("*/commands.py"))
 
 
 app = typer.Typer(
@@ -78,8 +43,7 @@ data_app = typer.Typer(help="Data sets: what there is, download, verify.", no_ar
 app.add_typer(data_app, name="data")
 batch_app = typer.Typer(help="Many runs: start, status, collect, plot.", no_args_is_help=True)
 app.add_typer(batch_app, name="batch")
-
-TF32 = "On a GPU, multiply with factors of 11 bits: faster, less exact."
+app.add_typer(commands.app, name="vertical", help=commands.__doc__, no_args_is_help=True)
 
 
 def _folder(path: str) -> Path:
@@ -89,14 +53,23 @@ def _folder(path: str) -> Path:
     return expand(path, "--out")
 
 
-PLACE: dict[str, Any] = dict(parser=_folder, metavar="<path>")
+def _place(text: str, kind: Any = typer.Option) -> Any:
+    """Return an option, or an argument, for a folder or a file."""
+    return kind(parser=_folder, metavar="<path>", help=text)
 
 
+Paper = Annotated[str, typer.Argument(help="For example: participation.")]
+AnyPaper = Annotated[str | None, typer.Argument(help="Default: every paper.")]
 Changes = Annotated[
     list[str] | None,
     typer.Option("--set", help="NAME=VALUE for a setting, or RUN.NAME=VALUE; several times."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print a list of rows as JSON.")]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+Tf32 = Annotated[
+    bool,
+    typer.Option("--tf32", help="On a GPU, multiply with factors of 11 bits: faster, less exact."),
+]
 
 
 def _print(rows: list[dict[str, Any]], as_json: bool, columns: list[str] | None = None) -> None:
@@ -121,9 +94,9 @@ def list_(as_json: Json = False) -> None:
 
     rows = [row for paper in catalogue.papers() for row in catalogue.describe(paper)]
     for row in rows:
+        names = row["paper"], row["experiment"]
         each = row["profiles"].split(", ")
-        told = [f"{p} {duration.told(row['paper'], row['experiment'], p)}" for p in each]
-        row["took"] = ", ".join(told)
+        row["took"] = ", ".join(f"{name} {duration.told(*names, name)}" for name in each)
     _print(rows, as_json)
 
 
@@ -131,8 +104,8 @@ def _seeds(text: str | None) -> int | list[int] | None:
     """Read a number of seeds, or seeds with commas between them."""
     if text is None:
         return None
-    words = [word for word in text.split(",") if word.strip()]
-    if words and all(word.strip().isdecimal() and len(word) < 30 for word in words):
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if words and all(word.isdecimal() and len(word) < 20 for word in words):
         numbers = [int(word) for word in words]
         if "," in text and max(numbers) < 2**63:
             return numbers
@@ -144,14 +117,9 @@ def _seeds(text: str | None) -> int | list[int] | None:
     )
 
 
-def _somebody_is_there() -> bool:
-    """Whether a question would be read: in a script or a job's queue nobody answers."""
-    return sys.stdin is not None and sys.stdin.isatty()
-
-
 @app.command()
 def run(
-    paper: Annotated[str, typer.Argument(help="For example: participation.")],
+    paper: Paper,
     experiment: Annotated[str, typer.Argument(help="For example: fig1. See: fedlib list.")],
     profile: Annotated[
         str, typer.Option(help="smoke, quick, long or paper; fedlib list says what took how long.")
@@ -159,11 +127,9 @@ def run(
     seeds: Annotated[
         str | None, typer.Option(help="How many, or which: 3, or 4,5,6. Default: the profile's.")
     ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    out: Annotated[Path, typer.Option(**PLACE, help="Folder for the record.")] = Path(
-        "runs"
-    ),
-    tf32: Annotated[bool, typer.Option("--tf32", help=TF32)] = False,
+    device: Device = "auto",
+    out: Annotated[Path, _place("Folder for the record.")] = Path("runs"),
+    tf32: Tf32 = False,
     replace: Annotated[
         bool, typer.Option("--replace", help="Overwrite a record with other seeds or settings.")
     ] = False,
@@ -182,8 +148,9 @@ def run(
     def announce(plan: duration.Plan) -> None:
         expected = duration.expect(plan, lambda text: typer.echo(text, err=True))
         typer.echo(expected, err=True)
-        long = expected.left > duration.HOUR and not yes and _somebody_is_there()
-        if long and not typer.confirm("Start it? (--yes says so beforehand.)", err=True):
+        # In a script or a job's queue nobody would answer a question.
+        asks = expected.left > duration.HOUR and not yes and sys.stdin and sys.stdin.isatty()
+        if asks and not typer.confirm("Start it? (--yes says so beforehand.)", err=True):
             raise FedlibError(
                 "Not started. Take fewer --seeds or a smaller --profile, or start it with --yes."
             )
@@ -205,10 +172,10 @@ def run(
 
 @app.command()
 def join(
-    paper: Annotated[str, typer.Argument(help="For example: participation.")],
+    paper: Paper,
     experiment: Annotated[str, typer.Argument(help="For example: fig1.")],
     sources: Annotated[list[Path], typer.Argument(help="Folders of records, two or more.")],
-    out: Annotated[Path, typer.Option(**PLACE, help="Folder for the joined record.")],
+    out: Annotated[Path, _place("Folder for the joined record.")],
     profile: Annotated[str, typer.Option(help="smoke, quick, long or paper.")] = "quick",
 ) -> None:
     """Join records of one experiment that were run with different seeds."""
@@ -226,11 +193,9 @@ SIGNS = {
 
 @app.command()
 def claims(
-    paper: Annotated[str | None, typer.Argument(help="Default: every paper.")] = None,
+    paper: AnyPaper = None,
     as_json: Json = False,
-    out: Annotated[
-        Path | None, typer.Option(**PLACE, help="Judge the records in this folder.")
-    ] = None,
+    out: Annotated[Path | None, _place("Judge the records in this folder.")] = None,
 ) -> None:
     """Judge the papers' claims from stored records."""
     from fedlib.lab.evidence import ages, scale
@@ -288,18 +253,19 @@ def stale(
 
     rows = []
     for record in records.stored():
-        m, state = record.manifest, record.compared(again=True)
+        paper, experiment, profile = record.names
+        state = record.compared(again=True)
         if everything or state.word == "stale":
-            again = catalogue.command(m["paper"], m["experiment"], profile=m["profile"])
-            row = {"record": f"{m['paper']}/{m['experiment']}.{m['profile']}", "state": state.word}
-            rows.append(row | {"why": state.why, "again": again})
+            again = catalogue.command(paper, experiment, profile=profile)
+            name = f"{paper}/{experiment}.{profile}"
+            rows.append(dict(record=name, state=state.word, why=state.why, again=again))
     if rows or as_json:
         _print(rows, as_json)
 
 
 @app.command()
 def check(
-    paper: Annotated[str | None, typer.Argument(help="Default: every paper.")] = None,
+    paper: AnyPaper = None,
 ) -> None:
     """Make the stored smoke records again and compare; exits 1 when a number has changed.
 
@@ -311,9 +277,9 @@ def check(
     for name in [paper] if paper else catalogue.papers():
         for experiment in catalogue.names(name):
             with tempfile.TemporaryDirectory() as place:
-                found = experiments.check(name, experiment, place, progress=False)
-            typer.echo(f"{name} {experiment}: {found or 'the same'}")
-            wrong += bool(found)
+                differs = experiments.check(name, experiment, place, progress=False)
+            typer.echo(f"{name} {experiment}: {differs or 'the same'}")
+            wrong += bool(differs)
     if wrong:
         raise typer.Exit(1)
 
@@ -324,7 +290,7 @@ def bench(
     as_json: Json = False,
     out: Annotated[
         Path | None,
-        typer.Option(**PLACE, help="Keep the table in this folder of records."),
+        _place("Keep the table in this folder of records."),
     ] = None,
 ) -> None:
     """Time the batched engine against a plain loop on this machine, as ratios."""
@@ -343,14 +309,12 @@ def bench(
 @app.command()
 def gpu(
     minutes: Annotated[float, typer.Option(min=0.1, help="Time to spend.")] = 25,
-    out: Annotated[
-        Path, typer.Option(**PLACE, help="Folder for all that is found.")
-    ] = Path("runs/gpu"),
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    out: Annotated[Path, _place("Folder for all that is found.")] = Path("runs/gpu"),
+    device: Device = "auto",
     profile: Annotated[
         str, typer.Option(help="Which records to make: smoke, quick or paper.")
     ] = "paper",
-    tf32: Annotated[bool, typer.Option("--tf32", help=TF32)] = False,
+    tf32: Tf32 = False,
 ) -> None:
     """Check a GPU against the CPU, time it, and go on with the large records.
 
@@ -361,13 +325,13 @@ def gpu(
     whole.run(minutes, out, device, profile, tf32, typer.echo)
 
 
-Folder = Annotated[Path, typer.Argument(**PLACE, help="The folder of the batch.")]
+Folder = Annotated[Path, _place("The folder of the batch.", typer.Argument)]
 
 
 @batch_app.command("run")
 def batch_run(
     grid: Annotated[Path, typer.Argument(help="A TOML file: what is the same, and axes.")],
-    out: Annotated[Path, typer.Option(**PLACE, help="Folder for everything.")],
+    out: Annotated[Path, _place("Folder for everything.")],
     workers: Annotated[int, typer.Option(min=1, help="Processes side by side.")] = 1,
     threads: Annotated[int, typer.Option(min=1, help="Threads of each.")] = 1,
     ray: Annotated[
@@ -400,19 +364,10 @@ def batch_run(
                    if some < every else f"{every} jobs to run")  # fmt: skip
         return
     table = batch.run(grid, out, workers, threads, ray, shard, retry, given, sys.stderr.isatty())
-    _told(table)
-    _lacking(out)
+    _print_jobs(out, table)
     typer.echo(f"Wrote {out / 'jobs.csv'}")
     if (table["status"] == "failed").any():
         raise typer.Exit(1)
-
-
-def _lacking(folder: Path) -> None:
-    """Say when records lack the headline."""
-    from fedlib.lab.batch import store
-
-    if told := store.lacking(folder):
-        typer.echo(told, err=True)
 
 
 def _share(folder: Path) -> str:
@@ -424,14 +379,18 @@ def _share(folder: Path) -> str:
     return "" if done == len(status) else f": {done} of {len(status)} jobs"
 
 
-def _told(table: Any) -> None:
-    """Print a table of jobs, and the counts."""
+def _print_jobs(folder: Path, table: Any) -> None:
+    """Print a table of jobs, the counts, and what headline records lack."""
+    from fedlib.lab.batch import store
+
     shown = table.astype(object).where(table.notna(), "")
     shown["headline"] = [f"{v:.5g}" if isinstance(v, float) else v for v in shown["headline"]]
     rows = shown.to_dict("records")
     _print(rows, False, [c for c in shown if c != "why" or any(row["why"] for row in rows)])
     counts = table["status"].value_counts()
     typer.echo(", ".join(f"{count} {status}" for status, count in counts.items()))
+    if lacking := store.lacking(folder):
+        typer.echo(lacking, err=True)
 
 
 @batch_app.command("status")
@@ -443,8 +402,7 @@ def batch_status(folder: Folder, as_json: Json = False) -> None:
     if as_json:
         _print(json.loads(table.to_json(orient="records")), True)
     else:
-        _told(table)
-        _lacking(folder)
+        _print_jobs(folder, table)
     try:
         store.write(folder, table)
     except FedlibError:
@@ -464,9 +422,7 @@ def batch_plot(
     folder: Folder,
     x: Annotated[str | None, typer.Option(help="The axis below. Default: the first.")] = None,
     by: Annotated[str | None, typer.Option(help="A line for each value of this axis.")] = None,
-    out: Annotated[
-        Path | None, typer.Option(**PLACE, help="The picture; default in the folder.")
-    ] = None,
+    out: Annotated[Path | None, _place("The picture; default in the folder.")] = None,
 ) -> None:
     """Draw the headline over one or two axes of the grid."""
     from fedlib.lab import batch
@@ -493,13 +449,7 @@ def data_list(as_json: Json = False) -> None:
         return "yes" if datasets.cached(card.name) else "no"
 
     rows = [
-        {
-            "name": name,
-            "train": card.train,
-            "test": card.test,
-            "here": here(card),
-            "title": card.title,
-        }
+        dict(name=name, train=card.train, test=card.test, here=here(card), title=card.title)
         for name, card in datasets.all_cards().items()
     ]
     _print(rows, as_json)
