@@ -447,7 +447,7 @@ def test_nobody_waits_outside_a_checkout(book, monkeypatch, tmp_path):
 
 
 def test_the_stored_ages_are_what_the_history_says():
-    found = ages.history(ages.own())
+    found = ages.history(ages.papers_of_the_book())
     if found is None:
         pytest.skip("there is no history here, or a part of one")
     stored = ages._stored()

@@ -327,7 +327,7 @@ def differences(one: pd.DataFrame, other: pd.DataFrame, same_machine: bool) -> s
     return f"{(~close).sum()} of {len(close)} values, first {a}, now {b}"
 
 
-def looks(manifest: Mapping[str, Any]) -> list[str]:
+def look_dates(manifest: Mapping[str, Any]) -> list[str]:
     """Return when a record's run began, if that is a look, and when an earlier one did, if known.
 
     A smoke run is none.
@@ -384,7 +384,7 @@ def join(
             diverged.setdefault(run, {}).update(lost)
     rules = {claim: rule for claim, rule in first.get("rules", {}).items()
              if all(m.get("rules", {}).get(claim) == rule for m in every)}  # fmt: skip
-    looked = [look for m in every for look in looks(m)]
+    looked = [look for m in every for look in look_dates(m)]
 
     def each(key: str, tables: Sequence[Mapping[str, str]]) -> str:
         return " and ".join(dict.fromkeys(table.get(key, "?") for table in tables))
