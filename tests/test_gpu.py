@@ -132,7 +132,7 @@ class Visit(gpu.Visit):
     """One that writes nothing down."""
 
     def keep(self, part, rows):
-        self.found[part] = rows
+        self.result[part] = rows
 
 
 def visit(tmp_path=Path("nowhere"), tf32=False, until=math.inf, found=None, told=None):

@@ -142,7 +142,7 @@ def run(
 
     Interrupted, it goes on when started again.
     """
-    from fedlib.lab.batch.grid import values
+    from fedlib.lab.batch.grid import assignments
     from fedlib.lab.evidence import ages, duration, experiments
 
     def announce(plan: duration.Plan) -> None:
@@ -161,7 +161,7 @@ def run(
         ages.committed(paper, experiment, profile)
     record = experiments.run(
         paper, experiment, profile, seeds=which, device=device, out=out, tf32=tf32,
-        replace=replace, changes=values(changes or []), announce=announce,
+        replace=replace, changes=assignments(changes or []), announce=announce,
     )  # fmt: skip
     for name, where in record.manifest["diverged"].items():
         seeds = ", ".join(f"seed {seed} by round {t}" for seed, t in where.items())
@@ -349,16 +349,16 @@ def batch_run(
     Exits 1 when a job has failed.
     """
     from fedlib.lab import batch
-    from fedlib.lab.batch.grid import values
+    from fedlib.lab.batch.grid import assignments
     from fedlib.lab.batch.spread import remaining
-    from fedlib.lab.batch.units import describe, plan
+    from fedlib.lab.batch.units import describe_units, plan
 
-    given = values(changes or [])
+    given = assignments(changes or [])
     if dry_run:
-        todo = plan(batch.read(grid, given), workers, shard)
+        todo = plan(batch.read_grid(grid, given), workers, shard)
         left = [part for unit in todo for part in remaining(unit, out, retry)]
         if left:
-            _print(describe(left), False)
+            _print(describe_units(left), False)
         every, some = (sum(len(unit.jobs) for unit in units) for units in (todo, left))
         typer.echo(f"{some} of {every} jobs to run; the others are done, or failed without --retry"
                    if some < every else f"{every} jobs to run")  # fmt: skip
@@ -374,7 +374,7 @@ def _share(folder: Path) -> str:
     """Return how many jobs of a batch are done, unless all are."""
     from fedlib.lab.batch import store
 
-    status = store.table(folder)["status"]
+    status = store.job_table(folder)["status"]
     done = int((status == "done").sum())
     return "" if done == len(status) else f": {done} of {len(status)} jobs"
 
@@ -398,13 +398,13 @@ def batch_status(folder: Folder, as_json: Json = False) -> None:
     """Show every job: its values, whether it is done, how long it took, its headline."""
     from fedlib.lab.batch import store
 
-    table = store.table(folder)
+    table = store.job_table(folder)
     if as_json:
         _print(json.loads(table.to_json(orient="records")), True)
     else:
         _print_jobs(folder, table)
     try:
-        store.write(folder, table)
+        store.write_table(folder, table)
     except FedlibError:
         typer.echo(f"Note: {folder} cannot be written, so its jobs.csv stays as it was.", err=True)
 
