@@ -153,7 +153,8 @@ def test_an_axis_that_is_set_has_that_value(march):
 
 def test_an_axis_takes_one_value_from_the_command_line(march):
     with pytest.raises(FedlibError, match=r"the axis 'pause' one value.*\[grid\]"):
-        batch.read_grid({"set": FAR, "grid": {"pause": [0.1, 0.2]}}, grids.assignments(["pause=1,2"]))
+        grid = {"set": FAR, "grid": {"pause": [0.1, 0.2]}}
+        batch.read_grid(grid, grids.assignments(["pause=1,2"]))
     (job,) = batch.read_grid({"set": FAR, "grid": {"seeds": [[1, 2]]}}, {"seeds": [4, 5]})
     assert job.seeds == (4, 5)
 

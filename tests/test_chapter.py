@@ -129,7 +129,7 @@ def test_verdicts_and_claims(capsys, verdicts):
     table = page.verdict("GFA-C6", "GFA-C7").data
     judged = {row["id"]: row for row in verdicts[PAPER]}
     assert capsys.readouterr().out.splitlines() == [
-        f"{name}: {judged[name]['finding'].upper()}. {judged[name]['told'].capitalize()}. "
+        f"{name}: {judged[name]['finding'].upper()}. {judged[name]['tally'].capitalize()}. "
         f"{at}{judged[name]['note']}"
         for name, at in (("GFA-C6", "At the paper's own scale. "), ("GFA-C7", ""))
     ]
@@ -156,7 +156,7 @@ def test_commands(capsys):
     lines = capsys.readouterr().out.splitlines()
     command, _, took = lines[0].partition("  # ")
     assert command.rstrip() == "fedlib run participation rates --profile quick --out data/papers"
-    assert took == duration.told(PAPER, "rates", "quick")
+    assert took == duration.took_in_words(PAPER, "rates", "quick")
     assert [line.split()[3] for line in lines] == catalogue.names(PAPER)
 
 

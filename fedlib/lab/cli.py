@@ -13,9 +13,9 @@ from typing import Annotated, Any
 import typer
 import typer.core
 
+from fedlib import paths
 from fedlib.errors import FedlibError
 from fedlib.lab.vertical import commands
-from fedlib.paths import expand
 
 
 class _ForPeople(typer.core.TyperGroup):
@@ -50,7 +50,7 @@ def _folder(path: str) -> Path:
     """Expand ``~`` where a shell has not: in ``--out=~/runs``."""
     if not str(path).strip():
         raise typer.BadParameter("it names no folder. For the current one: --out .")
-    return expand(path, "--out")
+    return paths.expand(path, "--out")
 
 
 def _place(text: str, kind: Any = typer.Option) -> Any:
@@ -96,7 +96,7 @@ def list_(as_json: Json = False) -> None:
     for row in rows:
         names = row["paper"], row["experiment"]
         each = row["profiles"].split(", ")
-        row["took"] = ", ".join(f"{name} {duration.told(*names, name)}" for name in each)
+        row["took"] = ", ".join(f"{name} {duration.took_in_words(*names, name)}" for name in each)
     _print(rows, as_json)
 
 
@@ -201,16 +201,16 @@ def claims(
     from fedlib.lab.evidence import ages, scale
     from fedlib.lab.evidence import claims as judge
 
-    papers = [paper] if paper else judge.papers()
+    papers = [paper] if paper else paths.papers("claims.toml")
     rows = [row for name in papers for row in judge.judge(name, out)]
     if as_json:
         _print(rows, True)
         return
     for row in rows:
-        typer.echo(f"{row['id']}  {row['finding'].upper()}  {row['told']}  ({row['record']})")
+        typer.echo(f"{row['id']}  {row['finding'].upper()}  {row['tally']}  ({row['record']})")
         typer.echo(f"  {row['statement']}")
         if row["data"]:
-            typer.echo(f"  {scale.told(row['scale'], row['data'])}")
+            typer.echo(f"  {scale.setting(row['scale'], row['data'])}")
         for name, finding in row["readings"].items():
             typer.echo(f"  read as {name}: {finding}")
         for check in row["checks"]:
@@ -460,10 +460,10 @@ def data_get(name: Annotated[str, typer.Argument(help="See: fedlib data list.")]
     """Fetch a data set into the cache and verify it."""
     from fedlib import datasets
 
-    paths = datasets.get(name)
-    for path in paths:
+    files = datasets.get(name)
+    for path in files:
         typer.echo(f"Have {path}")
-    if not paths:
+    if not files:
         typer.echo(f"'{name}' is embedded; there is nothing to fetch.")
 
 

@@ -87,7 +87,7 @@ class ClaimsFilter(Facts):
 
     def run(self) -> list[nodes.Node]:
         """Return the links as a list."""
-        rows = [row for paper in claims.papers() for row in judge(paper)]
+        rows = [row for paper in papers("claims.toml") for row in judge(paper)]
         bar = nodes.bullet_list(classes=["claims-filter"])
         own = {"own scale": sum(map(claims.is_own_scale, rows))}
         for name, number in {"all": len(rows), **claims.count(rows), **own}.items():
@@ -112,11 +112,9 @@ class ClaimsTable(Facts):
     def run(self) -> list[nodes.Node]:
         """Judge the claims from the stored records and lay them out."""
         asked = self.arguments[0].strip()
-        papers = claims.papers() if asked == "all" else [asked]
-        if not papers:
-            raise self.error("claims-table: there is no file among the papers")
+        names = papers("claims.toml") if asked == "all" else [asked]
         try:
-            judged = {paper: judge(paper) for paper in papers}
+            judged = {paper: judge(paper) for paper in names}
             if "summary" in self.options:
                 return [self.summary(judged)]
             laid = []
@@ -156,7 +154,7 @@ class ClaimsTable(Facts):
             link = nodes.reference("", row["id"], internal=True, refid=place, classes=["fact-id"])
             where = nodes.paragraph(text=row["where"], classes=["fact-source"])
             pill = nodes.paragraph("", "", self.verdict(row["finding"]))
-            told = nodes.paragraph(text=row["told"], classes=["fact-source"])
+            told = nodes.paragraph(text=row["tally"], classes=["fact-source"])
             name = [nodes.paragraph("", "", link), where]
             body.append([name, self.inline(row["statement"]), [pill, told, *self.setting(row)]])
         heads = ["claim", "what it says", "finding"]
@@ -191,7 +189,7 @@ class ClaimsTable(Facts):
         if not row["data"]:
             return []
         classes = ["fact-source", *["own-scale"] * claims.is_own_scale(row)]
-        return [nodes.paragraph(text=scale.told(row["scale"], row["data"]), classes=classes)]
+        return [nodes.paragraph(text=scale.setting(row["scale"], row["data"]), classes=classes)]
 
     def differences(self, row: dict) -> list[nodes.Node]:
         """Return what differs from the paper's setting, and what each data set is to it."""
@@ -213,7 +211,7 @@ class ClaimsTable(Facts):
         """Return what smaller experiments found, beside what the largest did."""
         items = nodes.bullet_list()
         for held in [*row["sizes"], {**row, "profile": "the largest"}]:
-            where = scale.told(held["scale"], held["data"]).removesuffix(".")
+            where = scale.setting(held["scale"], held["data"]).removesuffix(".")
             words = nodes.Text(f"{where} ({held['profile']}): ")
             line = nodes.paragraph("", "", words, self.verdict(held["finding"]))
             items += nodes.list_item("", line)

@@ -146,7 +146,8 @@ def experiments(check: Mapping[str, Any]) -> list[str]:
     return [check["experiment"], *([than] if than else [])]
 
 
-def _experiments(claim: Mapping[str, Any]) -> set[str]:
+def experiments_of(claim: Mapping[str, Any]) -> set[str]:
+    """Return the experiments that a claim's finding depends on."""
     return {name for check in essential(claim) for name in experiments(check)}
 
 
@@ -172,7 +173,7 @@ def rules(paper: str, experiment: str) -> dict[str, Rule]:
     return {
         name: Rule(text=text(claim), code=code(source, _measures(claim)))
         for name, claim in _claims(_page(paths.paper_folder(paper))).items()
-        if experiment in _experiments(claim)
+        if experiment in experiments_of(claim)
     }
 
 
@@ -215,7 +216,7 @@ def of(paper: str, claim: Mapping[str, Any], judged_by: Iterable[Record]) -> dic
         were made, has ``"changed"`` or is ``"not known"``. Dates are in UTC, "" where there is
         none.
     """
-    stored, now, asked = _stored(), text(claim), _experiments(claim)
+    stored, now, asked = _stored(), text(claim), experiments_of(claim)
     entry = stored["claims"].get(f"{paper}/{claim['id']}", {})
     before = [stored["looks"].get(f"{paper}/{name}", {}) for name in asked]
     manifests = [r.manifest for r in judged_by if r.manifest["experiment"] in asked]
@@ -305,13 +306,13 @@ def committed(paper: str, experiment: str, profile: str) -> None:
     tuning = "tunes" in catalogue.settings(paper, experiment, profile)
     if profile == "smoke" or tuning or home.parent != paths.data_folder() / "papers":
         return
-    if not _git(home, "ls-files", ".."):
+    if not git(home, "ls-files", ".."):
         return
-    kept = _claims(_git(home, "show", "HEAD:./claims.toml").decode())
+    kept = _claims(git(home, "show", "HEAD:./claims.toml").decode())
     left = [
         name
         for name, claim in _claims(_page(home)).items()
-        if experiment in _experiments(claim) and text(kept.get(name, {})) != text(claim)
+        if experiment in experiments_of(claim) and text(kept.get(name, {})) != text(claim)
     ]
     if left:
         raise FedlibError(
@@ -346,7 +347,7 @@ def history(
         settings, ``anew``. None without a history, or with a part of one.
     """
     at = next(iter(homes.values()))
-    if _git(at, "rev-parse", "--is-shallow-repository").strip() != b"false":
+    if git(at, "rev-parse", "--is-shallow-repository").strip() != b"false":
         return None
     claims = {
         f"{paper}/{name}": entry
@@ -373,7 +374,7 @@ def _dated(
     Back from the last commit, along all parents, as far as the thing is the same.
     """
     at, versions = pages[0].parent, defaultdict(dict)
-    log = [line.split() for line in _git(at, "log", "--format=%H %ct %P").decode().splitlines()]
+    log = [line.split() for line in git(at, "log", "--format=%H %ct %P").decode().splitlines()]
     when = {commit: int(seconds) for commit, seconds, *_ in log}
     parents = {commit: above for commit, _, *above in log}
     for name in (name for page in pages for name in _called(page)):
@@ -399,13 +400,13 @@ def _dated(
 
 def _called(page: Path) -> list[str]:
     """Return the names that a file has had."""
-    log = _git(page.parent, "log", "--follow", "--format=", "--name-only", "-z", "--", page.name)
+    log = git(page.parent, "log", "--follow", "--format=", "--name-only", "-z", "--", page.name)
     return sorted({*log.decode().replace("\n", "\0").split("\0")} - {""})
 
 
 def _first_looks(at: Path, papers: set[str]) -> dict[str, dict[str, str]]:
     """Return when each experiment was first run, over all records that a history has."""
-    listed = _git(at, "rev-list", "--objects", "HEAD").decode().splitlines()
+    listed = git(at, "rev-list", "--objects", "HEAD").decode().splitlines()
     every: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for page in _contents(at, [line.split()[0] for line in listed if LOOK.search(line)]):
         with contextlib.suppress(ValueError):
@@ -426,9 +427,9 @@ def _first_looks(at: Path, papers: set[str]) -> dict[str, dict[str, str]]:
 def _contents(at: Path, names: list[str]) -> list[str]:
     """Return what files of a repository held; "" for one that was not there."""
     check = "--batch-check=%(objectname)"
-    ids = _git(at, "cat-file", check, lines=names).decode().splitlines()
+    ids = git(at, "cat-file", check, lines=names).decode().splitlines()
     there = sorted({name for name in ids if " " not in name})
-    raw, start, contents = _git(at, "cat-file", "--batch", lines=there), 0, {}
+    raw, start, contents = git(at, "cat-file", "--batch", lines=there), 0, {}
     for name in there:
         begin = raw.index(b"\n", start) + 1
         stop = begin + int(raw[start:begin].split()[2])
@@ -436,7 +437,7 @@ def _contents(at: Path, names: list[str]) -> list[str]:
     return [contents.get(name, "") for name in ids]
 
 
-def _git(at: Path, *command: str, lines: Sequence[str] = ()) -> bytes:
+def git(at: Path, *command: str, lines: Sequence[str] = ()) -> bytes:
     """Return what git says to some lines of input; nothing where it fails, or is not there."""
     asked = "\n".join(lines).encode()
     try:

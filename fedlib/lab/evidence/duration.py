@@ -99,7 +99,7 @@ def took(paper: str, experiment: str, profile: str) -> float | None:
         return None
 
 
-def told(paper: str, experiment: str, profile: str) -> str:
+def took_in_words(paper: str, experiment: str, profile: str) -> str:
     """Say how long the stored record of an experiment took, or that there is none."""
     seconds = took(paper, experiment, profile)
     return "not run" if seconds is None else words(seconds)
@@ -116,8 +116,8 @@ def expect(plan: Plan, say: Callable[[str], None] = lambda text: None) -> Estima
     say
         Is told when something is about to be timed.
     """
-    found = _stored(plan) or _timed(plan, say)
-    return replace(found, worked=plan.worked)
+    estimate = _stored(plan) or _timed(plan, say)
+    return replace(estimate, worked=plan.worked)
 
 
 def _stored(plan: Plan) -> Estimate | None:
@@ -214,7 +214,7 @@ def _grown(plan: Plan) -> float:
     if study(plan.settings["kind"]) is not tuning.grid:
         return 1.0
     try:
-        held = records.load(plan.paper, plan.experiment)
+        record = records.load(plan.paper, plan.experiment)
     except FedlibError:
         return 1.0
-    return held.frame["at"].nunique() / len(held.manifest["settings"]["grid"])
+    return record.frame["at"].nunique() / len(record.manifest["settings"]["grid"])

@@ -40,8 +40,8 @@ class Queue(Page):
 
 def read(page: Path | None = None) -> list[Entry]:
     """Return every record in the queue, with its profile."""
-    held = read_toml(page or paths.data_folder() / "queue.toml", Queue)["record"]
-    return [{"profile": "paper", **entry} for entry in held]
+    entries = read_toml(page or paths.data_folder() / "queue.toml", Queue)["record"]
+    return [{"profile": "paper", **entry} for entry in entries]
 
 
 # --- one record -----------------------------------------------------------------------------------
@@ -70,11 +70,11 @@ def is_there(paper: str, experiment: str, profile: str, source: str | Path | Non
 def hand_on(paper: str, experiment: str, profile: str, source: Path, target: Path | None) -> None:
     """Copy a record to another folder, if it is there and the other is not the same."""
     with contextlib.suppress(records.MissingRecord):
-        held = records.load(paper, experiment, profile, source)
+        record = records.load(paper, experiment, profile, source)
         with contextlib.suppress(records.MissingRecord):
-            if records.load(paper, experiment, profile, target).manifest == held.manifest:
+            if records.load(paper, experiment, profile, target).manifest == record.manifest:
                 return
-        records.save(target, held.frame, held.manifest)
+        records.save(target, record.frame, record.manifest)
 
 
 def join(
@@ -105,7 +105,7 @@ def rows(
     list of dict
         record; state; seeds, those that are done and all; hours spent, and hours needed still.
     """
-    home, found = home or paths.data_folder() / "seeds", []
+    home, table = home or paths.data_folder() / "seeds", []
     for entry in read(page):
         paper, experiment, profile = (entry[key] for key in ("paper", "experiment", "profile"))
         wanted = parts(paper, experiment, profile, entry.get("together", 1))
@@ -121,11 +121,11 @@ def rows(
             whole = each / len(done) * len(wanted) if done else entry["hours"] * HOUR
             needed = max(0.0, whole - sum(spent)) / HOUR
             state = "under way" if sum(spent) else "waiting"
-        found.append({
+        table.append({
             "record": f"{paper}/{experiment}.{profile}", "state": state, "seeds": f"{have}/{seeds}",
             "spent [h]": round(sum(spent) / HOUR, 2), "needed [h]": round(needed, 2),
         })  # fmt: skip
-    return found
+    return table
 
 
 def _seconds(folder: Path, experiment: str, profile: str) -> float:
@@ -251,8 +251,8 @@ def make(
 def _is_joined(paper: str, experiment: str, profile: str, wanted: dict, out: Path | None) -> bool:
     if not is_there(paper, experiment, profile, out):
         return False
-    held = records.load(paper, experiment, profile, out).manifest["seeds"]
-    return set(held) >= {seed for seeds in wanted.values() for seed in seeds}
+    seeds_there = records.load(paper, experiment, profile, out).manifest["seeds"]
+    return set(seeds_there) >= {seed for seeds in wanted.values() for seed in seeds}
 
 
 def _clock() -> str:
