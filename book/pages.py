@@ -17,8 +17,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import yaml
-
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # this checkout's fedlib, whatever is installed
 
@@ -51,19 +49,7 @@ def _written(name: str) -> str:
 
 def toc_pages(toc: Path = ROOT / "_toc.yml") -> list[str]:
     """Return every page of the table of contents, in order, without suffix."""
-
-    def walk(node: object) -> Iterator[str]:
-        if isinstance(node, dict):
-            for key, value in node.items():
-                if key in ("root", "file"):
-                    yield str(value)
-                else:
-                    yield from walk(value)
-        elif isinstance(node, list):
-            for item in node:
-                yield from walk(item)
-
-    return list(walk(yaml.safe_load(toc.read_text("utf-8"))))
+    return re.findall(r"^[ -]*(?:root|file): (\S+)$", toc.read_text("utf-8"), re.M)
 
 
 # --- the package ---------------------------------------------------------------------------------

@@ -301,7 +301,7 @@ def test_rows_hold_what_readers_and_machines_need(verdicts):
         found = claims.checks(PAPER, row["id"])
         assert row["checks"] == [vars(check) for check in found]
         assert row["tally"] == claims.tally(found)
-    counts = claims.count(rows)
+    counts = claims.count_findings(rows)
     assert tuple(counts) == claims.FINDINGS and sum(counts.values()) == len(rows)
     assert counts["proved"] == sum(row["finding"] == "proved" for row in rows)
 

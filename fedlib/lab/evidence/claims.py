@@ -514,6 +514,6 @@ def _records(results: Iterable[Check], made: bool = False) -> str:
     return ", ".join(dict.fromkeys(name for several in names for name in several))
 
 
-def count(rows: list[dict[str, Any]]) -> dict[str, int]:
+def count_findings(rows: list[dict[str, Any]]) -> dict[str, int]:
     """Count findings, every one present, in the order of the list of findings."""
     return {v: sum(row["finding"] == v for row in rows) for v in FINDINGS}
