@@ -201,7 +201,7 @@ def _without_record(about: dict[str, str]) -> int:
         if paths.about(home) == about:
             there = (path.name.split(".") for path in records.folder(name).glob("*.csv.gz"))
             recorded = {experiment for experiment, profile, *_ in there if profile != "smoke"}
-            for claim in claims.table(name):
+            for claim in claims.claims_of(name):
                 waiting += not recorded.issuperset(ages.experiments_of(claim))
     return waiting
 
@@ -218,12 +218,12 @@ def scoreboard() -> Iterator[str]:
             claim["id"]: tuple(
                 dict.fromkeys(e for c in claim.get("check", []) for e in claims.experiments(c))
             )
-            for claim in claims.table(name)
+            for claim in claims.claims_of(name)
         }
         for experiments, ids in groupby((claim for claim in runs if runs[claim]), key=runs.get):
             claimed = ", ".join(f"{{ref}}`{claim}`" for claim in ids)
             yield f"| {claimed} | {', '.join(f'`{word}`' for word in experiments)} |"
-        first = catalogue.command(name, catalogue.names(name)[0], "runs")
+        first = catalogue.command(name, catalogue.experiment_names(name)[0], "runs")
         yield from ("", "```bash", first, f"fedlib claims {name} --out runs", "```", "")
         yield from (at_own_scale(name), "")
 

@@ -86,7 +86,7 @@ def test_a_missing_record_is_told_with_a_command_that_works(capsys, tmp_path):
 
 def test_every_command_names_a_profile_of_its_experiment():
     for paper in catalogue.papers():
-        for name in catalogue.names(paper):
+        for name in catalogue.experiment_names(paper):
             for profile in (None, *catalogue.PROFILES):
                 words = catalogue.command(paper, name, profile=profile).split()
                 assert words[4] == "--profile" and words[5] in catalogue.profiles(paper, name)
@@ -157,7 +157,7 @@ def test_commands(capsys):
     command, _, took = lines[0].partition("  # ")
     assert command.rstrip() == "fedlib run participation rates --profile quick --out data/papers"
     assert took == duration.took_in_words(PAPER, "rates", "quick")
-    assert [line.split()[3] for line in lines] == catalogue.names(PAPER)
+    assert [line.split()[3] for line in lines] == catalogue.experiment_names(PAPER)
 
 
 def test_the_seeds_of_a_notebook_are_those_that_run(tmp_path):

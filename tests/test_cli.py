@@ -268,7 +268,7 @@ def test_bench(monkeypatch, tmp_path):
     assert header == list(row)
     kept = call("bench", "--out", str(tmp_path))
     assert str(tmp_path) in kept.stderr and "Kept" not in kept.stdout
-    assert bench.load("local-sgd", tmp_path)[0]["rows"][0]["name"] == "tiny"
+    assert bench.load_bench("local-sgd", tmp_path)[0]["rows"][0]["name"] == "tiny"
 
 
 def test_data_list():

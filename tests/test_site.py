@@ -208,7 +208,7 @@ def test_each_card_has_its_own_verdict_checks_and_words(html, verdicts):
             for origin in row["origins"]:
                 assert origin[:40] in ours
             assert not row["profile"] or row["changed"][:20] in ours
-            age = ages.words(row["ages"]) if row["ages"]["first_look"] else ""
+            age = ages.age_in_words(row["ages"]) if row["ages"]["first_look"] else ""
             assert letters(age) in letters(ours)
 
 

@@ -83,7 +83,7 @@ def plain_loop(task: Task, theta: Tensor, batches: list[Batch], lr: float) -> Ca
     return work
 
 
-def measure(
+def median_seconds(
     works: dict[str, Callable[[], Any]],
     device: str = "cpu",
     repeats: int = 5,
@@ -236,7 +236,7 @@ def local_steps(name: str, device: str) -> dict[str, Any]:
     works = {"plain loop": plain_loop(*work, 0.01)}
     for way in ("loop", "batched", usual):
         works[way] = functools.partial(local_sgd, *work, 0.01, backend=way)
-    seconds, low = measure(works, device), floor(*work)
+    seconds, low = median_seconds(works, device), floor(*work)
     row = compared(name, seconds) | {"floor [ms]": round(1000 * low, 3)}
     row |= {"share": round(low / seconds[usual], 2), "chosen": usual, "device": device}
     return row | {"copies that fit": copies_that_fit(task, theta, batches[0])}
@@ -327,7 +327,7 @@ def personalization_table() -> list[dict[str, Any]]:
                                       how.init(task, (0,)), task)
             for method, how in methods.items()
         }  # fmt: skip
-        seconds = measure(works)
+        seconds = median_seconds(works)
         usual, once = (seconds[f"PERM, weights each {when}"] for when in ("epoch", "round"))
         seconds["PERM, weights each epoch"] = ((clients - 1) * usual + once) / clients
         rows.append(compared(name, seconds))
@@ -347,12 +347,12 @@ def run(name: str) -> list[dict[str, Any]]:
 # --- keeping them ---------------------------------------------------------------------------------
 
 
-def folder(out: str | Path | None = None) -> Path:
+def bench_folder(out: str | Path | None = None) -> Path:
     """Return the folder of kept measurements; default is the one that ships with fedlib."""
     return (data_folder() / "results" if out is None else Path(out)) / "bench"
 
 
-def save(name: str, rows: list[dict[str, Any]], out: str | Path | None = None) -> Path:
+def save_bench(name: str, rows: list[dict[str, Any]], out: str | Path | None = None) -> Path:
     """Keep a measurement with what it was measured on, as ``bench/NAME/DATE.json``.
 
     Rows that name no device were measured on the CPU, whatever else the machine has. A file that
@@ -365,7 +365,7 @@ def save(name: str, rows: list[dict[str, Any]], out: str | Path | None = None) -
     """
     (device,) = {row.get("device", "cpu") for row in rows}
     about = experiments.provenance(device)
-    target = files.make_folder(folder(out) / name)
+    target = files.make_folder(bench_folder(out) / name)
     page = json.dumps({"bench": name, **about, "rows": rows}, indent=1) + "\n"
     when = about["date"][:19].replace(":", "-")
     for n in itertools.count(1):
@@ -377,7 +377,7 @@ def save(name: str, rows: list[dict[str, Any]], out: str | Path | None = None) -
     return path
 
 
-def load(name: str, out: str | Path | None = None) -> list[dict[str, Any]]:
+def load_bench(name: str, out: str | Path | None = None) -> list[dict[str, Any]]:
     """Return every kept measurement of a benchmark, oldest first."""
-    paths = sorted((folder(out) / name).glob("*.json"))
+    paths = sorted((bench_folder(out) / name).glob("*.json"))
     return sorted((json.loads(path.read_text()) for path in paths), key=lambda page: page["date"])

@@ -220,7 +220,7 @@ def claims(
             typer.echo(f"      {check['measured']}, asked: {check['asked']}{why}")
         for line in row["origins"]:
             typer.echo(f"  {line}")
-        typer.echo(f"  {ages.words(row['ages'])}" if row["ages"]["first_look"] else "")
+        typer.echo(f"  {ages.age_in_words(row['ages'])}" if row["ages"]["first_look"] else "")
     typer.echo("  ".join(f"{sign} {word}" for word, sign in SIGNS.items()))
 
 
@@ -237,7 +237,7 @@ def records_(
     from fedlib.lab.evidence import queue
 
     if not go_on:
-        _print(queue.rows(), as_json)
+        _print(queue.queue_rows(), as_json)
         return
     torch.set_num_threads(cores)
     queue.work(hours, typer.echo, sys.stderr.isatty())
@@ -275,9 +275,9 @@ def check(
 
     wrong = 0
     for name in [paper] if paper else catalogue.papers():
-        for experiment in catalogue.names(name):
+        for experiment in catalogue.experiment_names(name):
             with tempfile.TemporaryDirectory() as place:
-                differs = experiments.check(name, experiment, place, progress=False)
+                differs = experiments.check_again(name, experiment, place, progress=False)
             typer.echo(f"{name} {experiment}: {differs or 'the same'}")
             wrong += bool(differs)
     if wrong:

@@ -93,7 +93,7 @@ def run(
         visit.result = result = _resumed(visit.home / "gpu.json", visit.place, tf32)
         if not {"agree", "steps"} & result.keys() and list(visit.home.glob("gpu.*.json")):
             tell("What other code, device or precision found is kept beside, under its date.")
-        tell(summary(result).splitlines()[0])
+        tell(gpu_summary(result).splitlines()[0])
         for name in sorted(needed):
             try:
                 datasets.get(name)
@@ -102,7 +102,7 @@ def run(
         _agree(visit)
         _speed(visit)
         _records(visit, records)
-        tell(f"\n{summary(result)}")
+        tell(f"\n{gpu_summary(result)}")
         return result
 
 
@@ -123,7 +123,7 @@ class Visit:
         self.result[part] = rows
         self.result["convolutions"] = self.result.get("convolutions", {}) | convolution.told()
         files.publish(self.home / "gpu.json", (json.dumps(self.result, indent=1) + "\n").encode())
-        files.publish(self.home / "gpu.txt", summary(self.result).encode())
+        files.publish(self.home / "gpu.txt", gpu_summary(self.result).encode())
 
 
 def wanted(profile: str = "paper") -> list[tuple[str, str]]:
@@ -135,7 +135,7 @@ def wanted(profile: str = "paper") -> list[tuple[str, str]]:
     it, with the ResNets, which take longest, at the end.
     """
     rest, last = [], []
-    for paper, name in ((p, n) for p in catalogue.papers() for n in catalogue.names(p)):
+    for paper, name in ((p, n) for p in catalogue.papers() for n in catalogue.experiment_names(p)):
         if (paper, name) in FIRST or profile not in catalogue.profiles(paper, name):
             continue
         s = catalogue.settings(paper, name, profile)
@@ -155,7 +155,7 @@ def _resumed(page: Path, place: str, tf32: bool) -> dict[str, Any]:
         stored = json.loads(page.read_text("utf-8"))
         when, same = stored["date"], stored["versions"]["torch"] == about["versions"]["torch"]
         same &= all(stored[key] == about[key] for key in ("device", "tf32", "source"))
-        summary(stored)
+        gpu_summary(stored)
     except FileNotFoundError:
         return about
     except (OSError, ValueError, TypeError, KeyError) as error:
@@ -288,7 +288,7 @@ def _records(visit: Visit, names: Sequence[tuple[str, str]]) -> None:
 # --- in a page ------------------------------------------------------------------------------------
 
 
-def summary(result: dict[str, Any]) -> str:
+def gpu_summary(result: dict[str, Any]) -> str:
     """Return one page of text about everything found so far."""
     agree = result.get("agree", [])
     wrong = [row for row in agree if row["verdict"] != "agrees"]

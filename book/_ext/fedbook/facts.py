@@ -214,7 +214,7 @@ class ClaimsTable(Facts):
             named = ", ".join(f"{value:g} in {name}" for name, value in row["smallest"].items())
             lines = [*lines, f"smallest difference that matters: {named}. {row['because']}"]
         if row["profile"]:
-            age = ages.words(row["ages"]) if row["ages"]["first_look"] else ""
+            age = ages.age_in_words(row["ages"]) if row["ages"]["first_look"] else ""
             lines += filter(None, [f"{age} {row['changed']}".strip()])
         paragraphs = [nodes.paragraph(text=line, classes=["fact-source"]) for line in lines]
         return _box("claim-origin", *paragraphs)
@@ -251,7 +251,7 @@ class DurationsTable(Facts):
         """Read the manifests and lay their seconds out."""
         body = []
         for paper in catalogue.papers():
-            names = catalogue.names(paper)
+            names = catalogue.experiment_names(paper)
             smoke, quick = (
                 [s for name in names if (s := duration.took(paper, name, profile)) is not None]
                 for profile in ("smoke", "quick")

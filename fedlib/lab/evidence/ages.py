@@ -26,14 +26,14 @@ from typing import Any
 from fedlib import files, paths
 from fedlib.errors import FedlibError
 from fedlib.lab.evidence import catalogue, freshness, reach, records
-from fedlib.lab.evidence.records import Record, Rule
+from fedlib.lab.evidence.records import Record, RuleHashes
 
 OLDER, YOUNGER, SAME, CHANGED, UNKNOWN = "older", "younger", "same", "changed", "not known"
 
 SOURCE = Path(__file__).with_name("measures.py")
 ONCE_IN = Path(__file__).with_name("claims.py")  # where measures were once
 RETURNS = {"Measured", "_exactly"}  # values, and words on them:
-WORDS = {"text", "lost", "beside", None}  # None is the rest of them, in **words
+WORD_ARGUMENTS = {"text", "lost", "beside", None}  # None is the rest of them, in **words
 PROSE = {"what", "essential", "data", "reading", "changed", "note", "expected"}  # of a check
 LOOK = re.compile(r"\.(quick|paper)\.json$")  # a smoke run is no look
 
@@ -61,7 +61,7 @@ def text(claim: Mapping[str, Any]) -> str:
     if isinstance(smallest, dict):  # once it was one number
         smallest = {k: v for k, v in smallest.items() if k in metrics or k not in others}
     asked = ({k: v for k, v in check.items() if k not in PROSE} for check in counted)
-    return freshness.digest([claim.get("kind"), _plain(smallest), sorted(map(_plain, asked))])
+    return freshness.short_digest([claim.get("kind"), _plain(smallest), sorted(map(_plain, asked))])
 
 
 def _plain(value: Any) -> str:
@@ -69,7 +69,7 @@ def _plain(value: Any) -> str:
     return json.dumps(json.loads(json.dumps(value), parse_int=float), sort_keys=True)
 
 
-def code(source: str, measures: Iterable[str]) -> str:
+def measure_code(source: str, measures: Iterable[str]) -> str:
     """Return a hash of measures and of what they use of their module; "" where one is missing."""
     definitions, reached, todo = _definitions(source), {}, [*measures]
     if not definitions.keys() >= {*todo}:
@@ -79,7 +79,7 @@ def code(source: str, measures: Iterable[str]) -> str:
         if name in definitions and name not in reached:
             reached[name], names = definitions[name]
             todo += names
-    return freshness.digest(reached)
+    return freshness.short_digest(reached)
 
 
 @functools.lru_cache(maxsize=64)
@@ -118,7 +118,7 @@ class _Values(reach._Lean):
     def visit_Call(self, node: ast.Call) -> ast.AST:
         if isinstance(node.func, ast.Name) and node.func.id in RETURNS:
             node.args = node.args[:2]
-            node.keywords = [word for word in node.keywords if word.arg not in WORDS]
+            node.keywords = [word for word in node.keywords if word.arg not in WORD_ARGUMENTS]
         return self.generic_visit(node)
 
     def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
@@ -167,11 +167,11 @@ def _page(home: Path) -> str:
 # ------------------------------------------------------------------ what a record keeps
 
 
-def rules(paper: str, experiment: str) -> dict[str, Rule]:
+def rules(paper: str, experiment: str) -> dict[str, RuleHashes]:
     """Return the present rules that ask for an experiment, as two hashes for each claim."""
     source = SOURCE.read_text("utf-8")
     return {
-        name: Rule(text=text(claim), code=code(source, _measures(claim)))
+        name: RuleHashes(text=text(claim), code=measure_code(source, _measures(claim)))
         for name, claim in _claims(_page(paths.paper_folder(paper))).items()
         if experiment in experiments_of(claim)
     }
@@ -258,16 +258,16 @@ def _code_since(
     source, measures, words = SOURCE.read_text("utf-8"), _measures(claim), set()
     for m in manifests:
         if rule := _noted(m, claim):
-            words.add(SAME if rule["code"] == code(source, measures) else CHANGED)
+            words.add(SAME if rule["code"] == measure_code(source, measures) else CHANGED)
             continue
         for name in measures:
             entry = dated.get(name, {})
-            same = entry.get("hash") == code(source, [name]) and entry["since"] < m["date"]
+            same = entry.get("hash") == measure_code(source, [name]) and entry["since"] < m["date"]
             words.add((SAME if same else CHANGED) if entry else UNKNOWN)
     return next((word for word in (CHANGED, UNKNOWN, SAME) if word in words), UNKNOWN)
 
 
-def words(age: Mapping[str, str]) -> str:
+def age_in_words(age: Mapping[str, str]) -> str:
     """Return a rule's ages as sentences for readers."""
     if age["text"] == UNKNOWN:
         line = "Whether the rule's text is older than the first look is not known."
@@ -357,7 +357,8 @@ def history(
     asked = (claim for home in homes.values() for claim in _claims(_page(home)).values())
     measures = {name for claim in asked for name in _measures(claim)}
     codes = _dated(
-        sources, lambda page: {name: now for name in measures if (now := code(page, [name]))}
+        sources,
+        lambda page: {name: now for name in measures if (now := measure_code(page, [name]))},
     )
     return {"claims": claims, "looks": _first_looks(at, {*homes}), "measures": codes}
 
@@ -464,7 +465,7 @@ def papers_of_the_book() -> dict[str, Path]:
     return {k: v for k, v in paths.papers("claims.toml").items() if v.parent == home}
 
 
-def write() -> None:
+def write_ages() -> None:
     """Write what the history says to ``data/ages.json``."""
     dates = history(papers_of_the_book())
     if dates is None:
@@ -474,4 +475,4 @@ def write() -> None:
 
 
 if __name__ == "__main__":
-    write()
+    write_ages()

@@ -72,15 +72,15 @@ def _read(path: Path) -> dict[str, Any]:
     return {"profiles": {}, "common": {}} | page
 
 
-def names(paper: str) -> list[str]:
+def experiment_names(paper: str) -> list[str]:
     """Return the experiments of a paper, in the order of the file."""
     return [name for name in _table(paper) if name not in _SHARED]
 
 
 def profiles(paper: str, experiment: str) -> Sequence[str]:
     """Return the profiles at which an experiment can be run; ``long`` where it has a table."""
-    if experiment not in names(paper):
-        raise unknown("experiment", experiment, names(paper))
+    if experiment not in experiment_names(paper):
+        raise unknown("experiment", experiment, experiment_names(paper))
     entry = _table(paper)[experiment]
     return entry.get("only", [name for name in PROFILES if name != "long" or name in entry])
 
@@ -88,7 +88,7 @@ def profiles(paper: str, experiment: str) -> Sequence[str]:
 def modules(paper: str) -> list[str]:
     """Return the modules in which the paper's studies are written."""
     table = _table(paper)
-    tables = [table.get("common", {}), *(table[name] for name in names(paper))]
+    tables = [table.get("common", {}), *(table[name] for name in experiment_names(paper))]
     kinds = [entry["kind"] for entry in tables if "kind" in entry]
     return sorted({kind.split(":")[0] for kind in kinds})
 
@@ -196,7 +196,7 @@ def change(s: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     return s
 
 
-def check(
+def check_settings(
     paper: str, experiment: str, profile: str, changes: Mapping[str, Any] | None = None
 ) -> None:
     """Check an experiment's settings against those that its study reads, and their types.
@@ -221,7 +221,7 @@ def check(
     common, of_experiment, shared, special = _layers(table, experiment, profile)
     _only(known, of_experiment, page, experiment)
     _only(known, special, page, f"{experiment}.{profile}")
-    every = [_shapes(_whole(table, name)) for name in names(paper)]
+    every = [_shapes(_whole(table, name)) for name in experiment_names(paper)]
     if not any(None in shapes for shapes in every):
         union = {key for shapes in every for key in _keys(shapes)}
         _only(union, common, page, "common")

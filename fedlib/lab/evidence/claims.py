@@ -30,7 +30,7 @@ from fedlib.lab.evidence.outcomes import FINDINGS, NO_DATA, NO_RECORD, OPEN, PRO
 from fedlib.lab.evidence.records import Record
 from fedlib.schema import CLOSED, Page, conform, read_toml
 
-KINDS = ("measured", "proved", "arithmetic")
+CLAIM_KINDS = ("measured", "proved", "arithmetic")
 FEWEST = 5  # seeds; from fewer there is no word on a sign or on sameness
 LEVEL = 0.95  # of an interval, together over the essential checks of a claim, or its controls
 
@@ -76,7 +76,7 @@ class Claims(Page):
     claim: list[Claim]
 
 
-def table(paper: str) -> list[Claim]:
+def claims_of(paper: str) -> list[Claim]:
     """Return a paper's claims as they stand in its ``claims.toml``."""
     homes = paths.papers("claims.toml")
     if paper not in homes:
@@ -371,7 +371,7 @@ def checks(paper: str, claim: str, out: str | Path | None = None) -> list[Check]
     FedlibError
         For an unknown paper or claim, with the valid ones.
     """
-    known = {entry["id"]: entry for entry in table(paper)}
+    known = {entry["id"]: entry for entry in claims_of(paper)}
     if claim not in known:
         raise unknown("claim", claim, known)
     entry = known[claim]
@@ -406,7 +406,7 @@ def judge(
     """
     if out is not None and not Path(out).is_dir():
         raise FedlibError(f"There is no folder {out} to read records from.")
-    names = [claim["id"] for claim in table(paper)] if ids is None else ids
+    names = [claim["id"] for claim in claims_of(paper)] if ids is None else ids
     folder, pages = records.folder(paper, out), paths.paper_folder(paper).glob("*.toml")
     stamp = tuple((page.name, page.stat().st_mtime_ns) for page in (*pages, *folder.glob("*")))
     return [copy.deepcopy(_judged(paper, name, out, stamp)) for name in names]
@@ -416,7 +416,7 @@ def judge(
 def _judged(paper: str, name: str, out: str | Path | None, stamp: tuple) -> dict[str, Any]:
     """Judge a claim, once for each time that a file changes."""
     results = checks(paper, name, out)
-    claim = {claim["id"]: claim for claim in table(paper)}[name]
+    claim = {claim["id"]: claim for claim in claims_of(paper)}[name]
     read = read_from(paper, _records(results, made=True), out)
     counted = [check for check in results if check.essential] or results
     words = {k: claim.get(k, "") for k in ("paper_reports", "because", "note", "changed")}
@@ -427,8 +427,8 @@ def _judged(paper: str, name: str, out: str | Path | None, stamp: tuple) -> dict
         "finding": finding,
         "readings": readings,
         "sizes": sizes(paper, claim, results, out),
-        **fields(claim, read_from(paper, _records(counted, made=True), out)),
-        "tally": tally(results),
+        **measured_at(claim, read_from(paper, _records(counted, made=True), out)),
+        "tally": tally_checks(results),
         "checks": [vars(check) for check in results],
         "record": _records(results),
         "profile": ", ".join(dict.fromkeys(c.profile for c in results if c.profile)),
@@ -451,22 +451,22 @@ def sizes(
     """
     essential, rows = [check for check in results if check.essential], []
     largest = {check.profile for check in essential if check.profile}
-    at_most = fields(claim, read_from(paper, _records(essential, made=True), out))
+    at_most = measured_at(claim, read_from(paper, _records(essential, made=True), out))
     for profile in catalogue.PROFILES[1:-1] if largest - {"quick"} else ():
         made = [_check(paper, claim, c, out, profile) for c in claim["check"]
                 if c.get("essential", True)]  # fmt: skip
         if made and largest != {profile} and all(c.outcome != NO_RECORD for c in made):
-            setting = fields(claim, read_from(paper, _records(made, made=True), out))
+            setting = measured_at(claim, read_from(paper, _records(made, made=True), out))
             if setting != at_most:
                 rows.append({"profile": profile, "finding": find(claim, made)[0], **setting})
     return rows
 
 
-def fields(claim: Claim, stored: list[Record]) -> dict[str, Any]:
+def measured_at(claim: Claim, stored: list[Record]) -> dict[str, Any]:
     """Return scale and data of a claim: empty where nothing was measured."""
     if claim["kind"] == PROVED or not stored:
         return {"scale": [], "data": "", "sets": {}}
-    each = {r.manifest["experiment"]: scale.differences(r) for r in stored}
+    each = {r.manifest["experiment"]: scale.differences_in_scale(r) for r in stored}
     lines = []
     for line in dict.fromkeys(line for differ in each.values() for line in differ):
         where = [experiment for experiment, differ in each.items() if line in differ]
@@ -494,11 +494,11 @@ def is_own_data(row: dict[str, Any]) -> bool:
     return row["data"] in scale.THEIRS
 
 
-def tally(checks: list[Check]) -> str:
+def tally_checks(checks: list[Check]) -> str:
     """Return the outcomes in words: ``"2 of 5 hold, 3 open"``, essential checks first."""
     parts = []
     for essential, name in ((True, ""), (False, "controls: ")):
-        words = outcomes.tally(c.outcome for c in checks if c.essential == essential)
+        words = outcomes.tally_outcomes(c.outcome for c in checks if c.essential == essential)
         parts += [name + words] * bool(words)
     return "; ".join(parts)
 

@@ -110,17 +110,17 @@ def run(
     if not isinstance(changes, Mapping | None):
         raise FedlibError(f"changes are values by the name of a setting; got {changes!r}.")
     s = catalogue.change(settings(paper, experiment, profile), changes or {})
-    catalogue.check(paper, experiment, profile, changes)
+    catalogue.check_settings(paper, experiment, profile, changes)
     numbers = choose_seeds(s, seeds)
     place = choose_device(device)
     home = records.folder(paper, out)
     tuned = _tuning(paper, s, profile, out)
-    present = freshness.now(s)
+    present = freshness.present_code(s)
     if not replace:
         _check_place(home / f"{experiment}.{profile}.json", s, numbers)
     set_precision(tf32)
     how = (s, numbers, place, tuned, *[tf32] * (place == "cuda"))
-    mark = freshness.digest([repr(how), present["code"], present["cards"]])
+    mark = freshness.short_digest([repr(how), present["code"], present["cards"]])
     folder = home / f".{experiment}.{profile}.{mark}"
     rules, looked = ages.rules(paper, experiment), ages.looked(paper, experiment, profile, out)
     commit, (before, worked) = _commit(), _seconds(folder)
@@ -200,14 +200,14 @@ def choose_seeds(s: dict[str, Any], seeds: int | Sequence[int] | None) -> tuple[
     if isinstance(asked, Integral):
         if isinstance(asked, bool) or not 1 <= asked <= MOST_SEEDS:
             raise FedlibError(f"A number of seeds is 1 to {MOST_SEEDS}; got {asked}.")
-        asked = tuning.SEEDS[:asked] if tunes else run_seeds(int(asked))
+        asked = tuning.TUNING_SEEDS[:asked] if tunes else run_seeds(int(asked))
     numbers = tuple(map(int, checked_seeds(asked)))
     if len(set(numbers)) < len(numbers):
         raise FedlibError(f"Seeds must be different; got {list(numbers)}.")
-    kept = ", ".join(map(str, tuning.SEEDS))
-    if set(numbers) & set(tuning.SEEDS) and not tunes:
+    kept = ", ".join(map(str, tuning.TUNING_SEEDS))
+    if set(numbers) & set(tuning.TUNING_SEEDS) and not tunes:
         raise FedlibError(f"Seeds {kept} are kept for tuning. Choose others.")
-    if tunes and set(numbers) - set(tuning.SEEDS):
+    if tunes and set(numbers) - set(tuning.TUNING_SEEDS):
         raise FedlibError(f"Tuning has seeds of its own, {kept}; got {list(numbers)}.")
     return numbers
 
@@ -216,7 +216,9 @@ def _small(paper: str, experiment: str) -> str | None:
     """Return a hash of the code of the experiment's smoke run, None where there is none."""
     if "smoke" not in profiles(paper, experiment):
         return None
-    return freshness.digest(freshness.now(settings(paper, experiment, "smoke"))["code"])
+    return freshness.short_digest(
+        freshness.present_code(settings(paper, experiment, "smoke"))["code"]
+    )
 
 
 def _tuning(paper: str, s: dict[str, Any], profile: str, out: str | Path) -> dict[str, Any]:
@@ -227,7 +229,7 @@ def _tuning(paper: str, s: dict[str, Any], profile: str, out: str | Path) -> dic
         record = records.load(paper, s["tuned"], profile, out)
     except records.MissingRecord:
         record = records.load(paper, s["tuned"], profile)
-    values = tuning.chosen(record.frame, s)
+    values = tuning.tuned_values(record.frame, s)
     return {"record": f"{s['tuned']}.{profile}", "rows": record.manifest["rows"], "chosen": values}
 
 
@@ -280,7 +282,7 @@ def _made(
     return record if alike and record.state.word == "fresh" else None
 
 
-def check(paper: str, experiment: str, out: str | Path, progress: bool = True) -> str:
+def check_again(paper: str, experiment: str, out: str | Path, progress: bool = True) -> str:
     """Make an experiment's stored smoke record again and compare the two.
 
     When the numbers are the same, the stored one notes that the present code gives them too:
@@ -307,8 +309,8 @@ def check(paper: str, experiment: str, out: str | Path, progress: bool = True) -
         paper, experiment, "smoke", seeds=old.get("seeds"), device="cpu", out=out, progress=progress
     )
     new = made.manifest
-    if not old or freshness.judge(old | {"code": new["code"]}, present).word != "fresh":
-        records.save(None, made.frame, new | freshness.seen({}, new["code"]))
+    if not old or freshness.judge_record(old | {"code": new["code"]}, present).word != "fresh":
+        records.save(None, made.frame, new | freshness.stamp({}, new["code"]))
         return ""
     alike = (old["instructions"], old["versions"]["torch"]) == (
         new["instructions"], new["versions"]["torch"],
@@ -317,7 +319,7 @@ def check(paper: str, experiment: str, out: str | Path, progress: bool = True) -
         return differs
     if alike and old["data"] != new["data"]:
         return f"the same rows from other data: {new['data']}, not {old['data']}"
-    noted = old | freshness.seen(old, new["code"])
+    noted = old | freshness.stamp(old, new["code"])
     if noted != old:
         records.save(None, stored.frame, noted)
     return ""

@@ -44,7 +44,7 @@ class Answers(Page):
     open: str
 
 
-class Entry(Answers):
+class FindingEntry(Answers):
     """A finding as it stands in a ``findings.toml``."""
 
     question: str
@@ -56,7 +56,7 @@ class Entry(Answers):
 class Entries(Page):
     """A ``findings.toml``."""
 
-    finding: list[Entry]
+    finding: list[FindingEntry]
 
 
 @dataclass(frozen=True)
@@ -91,9 +91,9 @@ class Finding:
 
 
 @functools.cache
-def _read(path: Path, paper: str) -> list[Entry]:
+def _read(path: Path, paper: str) -> list[FindingEntry]:
     entries = read_toml(path, Entries)["finding"]
-    known = {claim["id"]: claim for claim in claims.table(paper)}
+    known = {claim["id"]: claim for claim in claims.claims_of(paper)}
     for entry in entries:
         if entry["claim"] not in known:
             raise unknown(f"claim in {path}:", entry["claim"], known)
@@ -113,7 +113,7 @@ def _read(path: Path, paper: str) -> list[Entry]:
     return entries
 
 
-def _parts(entry: Entry) -> list[Answers]:
+def _parts(entry: FindingEntry) -> list[Answers]:
     """Return the checks of a finding, with their answers."""
     return [entry, entry["beside"]] if "beside" in entry else [entry]
 
@@ -139,7 +139,7 @@ def answers(paper: str, out: str | Path | None = None) -> list[Finding]:
     results, entries = [], _read(page, paper)
     ids = list(dict.fromkeys(entry["claim"] for entry in entries))
     judged = {row["id"]: row for row in claims.judge(paper, out, ids)}
-    known = {claim["id"]: claim for claim in claims.table(paper)}
+    known = {claim["id"]: claim for claim in claims.claims_of(paper)}
     for entry in entries:
         row = judged[entry["claim"]]
         checks, sentences = {check["quantity"]: check for check in row["checks"]}, []
@@ -169,5 +169,5 @@ def _setting(paper: str, claim: claims.Claim, check: dict[str, Any], out: str | 
     """Say at what scale and on which data a check was carried out; nothing for what is exact."""
     if claim["kind"] != "measured" or not check["profile"]:
         return ""
-    fields = claims.fields(claim, claims.read_from(paper, check["record"], out))
+    fields = claims.measured_at(claim, claims.read_from(paper, check["record"], out))
     return scale.setting(fields["scale"], fields["data"])

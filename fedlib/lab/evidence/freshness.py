@@ -29,7 +29,7 @@ TOLD = ("title", "where", "seeds", "minutes", "claims")
 """Settings that change no number. The seeds of a record stand in its manifest."""
 
 
-class State(NamedTuple):
+class Freshness(NamedTuple):
     """How a record stands to the present code: a ``word``, and ``why`` when it is not fresh.
 
     ``"fresh"``: same code, settings and data. ``"checked"``: the code has changed, and the stored
@@ -41,16 +41,16 @@ class State(NamedTuple):
     why: str = ""
 
 
-def digest(parts: Any) -> str:
+def short_digest(parts: Any) -> str:
     """Return one short hash of a :func:`code` table, or of anything made of plain values."""
     if isinstance(parts, Mapping):
-        parts = sorted((key, digest(value)) for key, value in parts.items())
+        parts = sorted((key, short_digest(value)) for key, value in parts.items())
     elif isinstance(parts, list | tuple):
-        parts = [digest(value) for value in parts]
+        parts = [short_digest(value) for value in parts]
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
-def now(settings: Mapping[str, Any]) -> dict[str, Any]:
+def present_code(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a record of these settings would keep of the present code and data cards.
 
     Returns
@@ -71,7 +71,7 @@ def now(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _card_digest(card: Any) -> str:
     files = [(file.sha256, file.archive_sha256, file.members) for file in card.files]
-    return digest([[getattr(card, field) for field in CARD], files])
+    return short_digest([[getattr(card, field) for field in CARD], files])
 
 
 def _strings(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
@@ -86,13 +86,13 @@ def _strings(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
             yield from _strings(inner)
 
 
-def judge(
+def judge_record(
     manifest: Mapping[str, Any],
     settings: Mapping[str, Any] | None,
     small: Mapping[str, Any] | None = None,
     small_settings: Mapping[str, Any] | None = None,
     again: bool = False,
-) -> State:
+) -> Freshness:
     """Say whether a record is fresh, checked or stale.
 
     Parameters
@@ -103,43 +103,45 @@ def judge(
     settings
         The experiment's present settings at that profile; None when there is none any more.
     small
-        The manifest of the stored smoke run, with what :func:`seen` notes; None without one.
+        The manifest of the stored smoke run, with what :func:`stamp` notes; None without one.
     small_settings
         The experiment's present settings at the profile ``smoke``.
     again
         Make data again that can be made, and compare them; it takes seconds, once a process.
     """
     if settings is None:
-        return State("stale", "The experiment is no longer defined at this profile.")
+        return Freshness("stale", "The experiment is no longer defined at this profile.")
     theirs, ours = plain(manifest["settings"]), plain(settings)
     if theirs != ours:
         keys = [k for k in sorted({*theirs, *ours}) if theirs.get(k) != ours.get(k)]
-        return State("stale", f"Settings have changed: {', '.join(keys)}.")
-    present = now(settings)
+        return Freshness("stale", f"Settings have changed: {', '.join(keys)}.")
+    present = present_code(settings)
     if manifest["cards"] != present["cards"]:
         names = ", ".join(sorted(present["cards"]))
-        return State("stale", f"A data card has changed: {names}.")
+        return Freshness("stale", f"A data card has changed: {names}.")
     if other := sorted({name for name in present["cards"] if not _same(name, manifest, again)}):
-        return State("stale", f"Data have changed: {', '.join(other)}.")
+        return Freshness("stale", f"Data have changed: {', '.join(other)}.")
     recorded = {_now_at(name): hashes for name, hashes in manifest["code"].items()}
     gone, new = _changes(recorded, present["code"])
     changed = sorted({*gone, *new})
     if not changed:
-        return State("fresh")
+        return Freshness("fresh")
     table: dict[str, set[str]] = defaultdict(set)
     for name, hashes in (small or {}).get("seen", {}).items():
         table[_now_at(name)].update(map(_wherever, hashes))
     parts = [*gone.items(), *new.items()]
     unseen = {name for name, hashes in parts if _wherever(hashes) not in table.get(name, ())}
     if unseen:
-        return State("stale", f"Code has changed: {_few(sorted(unseen))}.")
-    days = {manifest.get("small"), digest(now(small_settings)["code"])}
+        return Freshness("stale", f"Code has changed: {_few(sorted(unseen))}.")
+    days = {manifest.get("small"), short_digest(present_code(small_settings)["code"])}
     if not days <= set(small.get("tables", ())):
-        return State("stale", f"Code has changed: {_few(changed)}; no small run of that day.")
-    return State("checked", f"Code has changed ({_few(changed)}); the small run gives the same.")
+        return Freshness("stale", f"Code has changed: {_few(changed)}; no small run of that day.")
+    return Freshness(
+        "checked", f"Code has changed ({_few(changed)}); the small run gives the same."
+    )
 
 
-def seen(small: Mapping[str, Any], code: Code) -> dict[str, Any]:
+def stamp(small: Mapping[str, Any], code: Code) -> dict[str, Any]:
     """Note in a smoke run's manifest that a code table gives the same numbers.
 
     Returns
@@ -152,7 +154,7 @@ def seen(small: Mapping[str, Any], code: Code) -> dict[str, Any]:
         if hashes not in table.setdefault(name, []):
             table[name].append(hashes)
     tables = small.get("tables", [])
-    return {"seen": table, "tables": [*tables, *({digest(code)} - set(tables))]}
+    return {"seen": table, "tables": [*tables, *({short_digest(code)} - set(tables))]}
 
 
 def _same(name: str, manifest: Mapping[str, Any], again: bool) -> bool:

@@ -17,12 +17,11 @@ from fedlib import files, paths
 from fedlib.engine.simulation import OutOfTime
 from fedlib.errors import FedlibError
 from fedlib.lab.evidence import ages, catalogue, experiments, records
+from fedlib.lab.evidence.duration import HOUR
 from fedlib.schema import Page, PositiveFloat, PositiveInt, read_toml
 
-HOUR = 3600.0
 
-
-class Entry(Page):
+class WantedRecord(Page):
     """A record that is wanted."""
 
     paper: str
@@ -35,10 +34,10 @@ class Entry(Page):
 class Queue(Page):
     """``data/queue.toml``."""
 
-    record: list[Entry]
+    record: list[WantedRecord]
 
 
-def read(page: Path | None = None) -> list[Entry]:
+def read_queue(page: Path | None = None) -> list[WantedRecord]:
     """Return every record in the queue, with its profile."""
     entries = read_toml(page or paths.data_folder() / "queue.toml", Queue)["record"]
     return [{"profile": "paper", **entry} for entry in entries]
@@ -77,7 +76,7 @@ def hand_on(paper: str, experiment: str, profile: str, source: Path, target: Pat
         records.save(target, record.frame, record.manifest)
 
 
-def join(
+def join_parts(
     paper: str, experiment: str, profile: str, sources: Sequence[Path], out: Path | None = None
 ) -> Path:
     """Put the records of some folders together, by default where stored records are."""
@@ -90,7 +89,7 @@ def join(
 # --- all of them ----------------------------------------------------------------------------------
 
 
-def rows(
+def queue_rows(
     page: Path | None = None, home: Path | None = None, out: Path | None = None
 ) -> list[dict[str, Any]]:
     """Return a line for each record of the queue.
@@ -106,7 +105,7 @@ def rows(
         record; state; seeds, those that are done and all; hours spent, and hours needed still.
     """
     home, table = home or paths.data_folder() / "seeds", []
-    for entry in read(page):
+    for entry in read_queue(page):
         paper, experiment, profile = (entry[key] for key in ("paper", "experiment", "profile"))
         wanted = parts(paper, experiment, profile, entry.get("together", 1))
         seeds = sum(map(len, wanted.values()))
@@ -162,7 +161,9 @@ def work(
         The queue, the folder for seeds and that for joined records; by default fedlib's own.
     """
     until, home = time.monotonic() + hours * HOUR, home or paths.data_folder() / "seeds"
-    for _ in make(read(page), until, home, out, lambda line: tell(f"{_clock()} {line}"), progress):
+    for _ in make(
+        read_queue(page), until, home, out, lambda line: tell(f"{_clock()} {line}"), progress
+    ):
         pass
 
 
@@ -182,7 +183,7 @@ def make(
     Parameters
     ----------
     entries
-        See :class:`Entry`; the first first.
+        See :class:`WantedRecord`; the first first.
     until
         When to stop, by ``time.monotonic()``.
     home, out, tell, progress
@@ -232,7 +233,7 @@ def make(
             if len(row["done"]) == row["seeds"]:
                 sources = [home / part for part in split]
                 with files.only_one(home / ".joining.lock", "fedlib records"):
-                    tell(f"Wrote {join(*asked, sources, out)}")
+                    tell(f"Wrote {join_parts(*asked, sources, out)}")
                     row["joined"] = True
                     for source in [] if stay else sources:
                         for page_ in (source / paper).glob(f"{experiment}.{profile}.*"):

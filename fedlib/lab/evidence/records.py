@@ -24,10 +24,10 @@ from fedlib.errors import FedlibError
 from fedlib.files import make_folder, open_regular, publish
 from fedlib.lab.evidence import catalogue
 from fedlib.lab.evidence.catalogue import PROFILES
-from fedlib.lab.evidence.freshness import State, judge
+from fedlib.lab.evidence.freshness import Freshness, judge_record
 from fedlib.schema import NonNegativeFloat, Page, conform
 
-LARGEST = 1 << 30  # bytes that a file of a record may have
+LARGEST_FILE = 1 << 30  # bytes that a file of a record may have
 UNREADABLE = (OSError, EOFError, ValueError, RecursionError, zlib.error)
 
 
@@ -35,7 +35,7 @@ class MissingRecord(FedlibError):
     """No stored record for an experiment; the message says how to make one."""
 
 
-class Rule(Page):
+class RuleHashes(Page):
     """A claim's rule on the day of a record, see :mod:`fedlib.lab.evidence.ages`: two hashes."""
 
     text: str
@@ -56,7 +56,9 @@ class Manifest(Page):
     data: dict[str, str]  # SHA-256 of what was read
     fidelity: str
     diverged: dict[str, dict[str, int]]  # run: seed: round
-    rules: NotRequired[dict[str, Rule | str]]  # by claim; once one hash of text and code together
+    rules: NotRequired[
+        dict[str, RuleHashes | str]
+    ]  # by claim; once one hash of text and code together
     looked: NotRequired[str]  # when an earlier record of the experiment was first looked at
     tuning: NotRequired[dict[str, Any]]
     device: str
@@ -76,7 +78,7 @@ class Manifest(Page):
     stamped: NotRequired[str]
 
 
-WORDS = dict.fromkeys(("run", "split", "metric"), object)  # of which rules ask, soonest so
+WORD_COLUMNS = dict.fromkeys(("run", "split", "metric"), object)  # of which rules ask, soonest so
 
 
 @dataclass(frozen=True)
@@ -108,11 +110,11 @@ class Record:
         return tuple(self.manifest[key] for key in ("paper", "experiment", "profile"))
 
     @property
-    def state(self) -> State:
+    def state(self) -> Freshness:
         """Whether the present code would give these rows: fresh, checked or stale, and why."""
         return self.compared()
 
-    def compared(self, again: bool = False) -> State:
+    def compared(self, again: bool = False) -> Freshness:
         """Compare the record with the present code, settings, data cards and tuning.
 
         Parameters
@@ -122,7 +124,9 @@ class Record:
         """
         m, (paper, experiment, profile) = self.manifest, self.names
         if strangers := sorted({*self.frame.get("seed", ())} - {0, *m["seeds"]}):
-            return State("stale", f"Its rows have seeds that the manifest has not: {strangers}.")
+            return Freshness(
+                "stale", f"Its rows have seeds that the manifest has not: {strangers}."
+            )
         try:
             now = catalogue.settings(paper, experiment, profile)
         except FedlibError:
@@ -130,14 +134,14 @@ class Record:
         if tuned := m.get("tuning"):
             there = self._near(f"{tuned['record']}.json")
             if not there.exists() or json.loads(there.read_text())["rows"] != tuned["rows"]:
-                return State("stale", f"Tuning has changed: {tuned['record']}.")
+                return Freshness("stale", f"Tuning has changed: {tuned['record']}.")
         rows = self._near(f"{experiment}.smoke.csv.gz")
         try:
             small = _stored(rows, (paper, experiment, "smoke")).manifest
             smoke = catalogue.settings(paper, experiment, "smoke")
         except FedlibError:
-            return judge(m, now, again=again)
-        return judge(m, now, small if "seen" in small else None, smoke, again)
+            return judge_record(m, now, again=again)
+        return judge_record(m, now, small if "seen" in small else None, smoke, again)
 
     def _near(self, name: str) -> Path:
         """Return where a file of the same paper is: beside this record, else among stored ones."""
@@ -267,7 +271,7 @@ def _read(path: Path, page: Path, names: tuple[str, ...], stamp: tuple[int, ...]
     """Read and verify a record, once for each time that one of its files changes."""
     try:
         rows, manifest = gzip.decompress(_content(path)), json.loads(_content(page))
-        frame = pd.read_csv(io.BytesIO(rows), dtype=WORDS)
+        frame = pd.read_csv(io.BytesIO(rows), dtype=WORD_COLUMNS)
     except UNREADABLE as error:
         raise FedlibError(
             f"Record {path} cannot be read ({error}). Delete it and its .json, and make it again."
@@ -290,7 +294,7 @@ def _read(path: Path, page: Path, names: tuple[str, ...], stamp: tuple[int, ...]
 
 
 def _content(path: Path) -> bytes:
-    with open_regular(path, LARGEST) as file:
+    with open_regular(path, LARGEST_FILE) as file:
         return file.read()
 
 

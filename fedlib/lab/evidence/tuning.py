@@ -17,7 +17,7 @@ import pandas as pd
 from fedlib.errors import FedlibError
 from fedlib.lab.job import Job, Outcome, Settings, study
 
-SEEDS = (1001, 1002, 1003)
+TUNING_SEEDS = (1001, 1002, 1003)
 HALF_DECADE = math.sqrt(10)
 MOST = 15  # values; a method whose best value is still at the edge then has none
 SHARE = 1 / 3  # of the run, at its end, over which the loss is averaged
@@ -95,7 +95,7 @@ def table(frame: pd.DataFrame) -> pd.DataFrame:
     return found.loc[list(dict.fromkeys(frame["method"]))].reset_index()
 
 
-def chosen(frame: pd.DataFrame, settings: Settings) -> dict[str, float]:
+def tuned_values(frame: pd.DataFrame, settings: Settings) -> dict[str, float]:
     """Return the value for each run of ``settings`` that asks for a tuned one.
 
     A run asks with ``"tuned"`` in place of a value; its method has the run's own name, or the one

@@ -213,7 +213,9 @@ class Chapter:
 
     def commands(self) -> None:
         """Print the command that makes each record of the paper, and how long that took."""
-        lines = [catalogue.command(self.paper, name) for name in catalogue.names(self.paper)]
-        for name, line in zip(catalogue.names(self.paper), lines, strict=True):
+        lines = [
+            catalogue.command(self.paper, name) for name in catalogue.experiment_names(self.paper)
+        ]
+        for name, line in zip(catalogue.experiment_names(self.paper), lines, strict=True):
             took = duration.took_in_words(self.paper, name, line.split()[5])
             print(f"{line:<{max(map(len, lines))}}  # {took}")
