@@ -191,7 +191,7 @@ def test_a_slope_of_nothing_is_no_measurement(walk, tmp_path):
 def test_the_book_s_own_pages_are_sound(paper):
     for name in catalogue.experiment_names(paper):
         for profile in catalogue.profiles(paper, name):
-            catalogue.check_settings(paper, name, profile)
+            catalogue.check_experiment(paper, name, profile)
     for claim in claims.claims_of(paper):
         for check in claim.get("check", []):
             assert {*claims.experiments(check)} <= {*catalogue.experiment_names(paper)}, claim["id"]

@@ -430,7 +430,7 @@ def test_claims_and_findings_of_the_specification_are_there():
     assert {f"VFB2-C{k}" for k in range(1, 11)} <= set(ids)
     for name in catalogue.experiment_names("vertical"):
         for profile in catalogue.profiles("vertical", name):
-            catalogue.check_settings("vertical", name, profile)
+            catalogue.check_experiment("vertical", name, profile)
             s = catalogue.settings("vertical", name, profile)
             drawn = profile != "smoke" and name != "trees"  # where nothing is, one seed is enough
             assert not drawn or (s["seeds"] == 3 if "tunes" in s else s["seeds"] >= 10)

@@ -180,7 +180,7 @@ def _experiment(
     profile = asked.get("profile", "quick")
     changes = {key: value for key, value in asked.items() if key not in JOB_KEYS}
     try:
-        catalogue.check_settings(paper, experiment, profile, changes)
+        catalogue.check_experiment(paper, experiment, profile, changes)
     except FedlibError as error:
         _, ours, what = str(error).partition("[changes]: ")
         if not ours:

@@ -196,7 +196,7 @@ def change(s: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     return s
 
 
-def check_settings(
+def check_experiment(
     paper: str, experiment: str, profile: str, changes: Mapping[str, Any] | None = None
 ) -> None:
     """Check an experiment's settings against those that its study reads, and their types.

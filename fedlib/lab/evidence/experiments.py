@@ -110,7 +110,7 @@ def run(
     if not isinstance(changes, Mapping | None):
         raise FedlibError(f"changes are values by the name of a setting; got {changes!r}.")
     s = catalogue.change(settings(paper, experiment, profile), changes or {})
-    catalogue.check_settings(paper, experiment, profile, changes)
+    catalogue.check_experiment(paper, experiment, profile, changes)
     numbers = choose_seeds(s, seeds)
     place = choose_device(device)
     home = records.folder(paper, out)
