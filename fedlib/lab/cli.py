@@ -353,9 +353,9 @@ def batch_run(
     from fedlib.lab.batch.spread import remaining
     from fedlib.lab.batch.units import describe_units, plan
 
-    given = assignments(changes or [])
+    values = assignments(changes or [])
     if dry_run:
-        todo = plan(batch.read_grid(grid, given), workers, shard)
+        todo = plan(batch.read_grid(grid, values), workers, shard)
         left = [part for unit in todo for part in remaining(unit, out, retry)]
         if left:
             _print(describe_units(left), False)
@@ -363,7 +363,7 @@ def batch_run(
         typer.echo(f"{some} of {every} jobs to run; the others are done, or failed without --retry"
                    if some < every else f"{every} jobs to run")  # fmt: skip
         return
-    table = batch.run(grid, out, workers, threads, ray, shard, retry, given, sys.stderr.isatty())
+    table = batch.run(grid, out, workers, threads, ray, shard, retry, values, sys.stderr.isatty())
     _print_jobs(out, table)
     typer.echo(f"Wrote {out / 'jobs.csv'}")
     if (table["status"] == "failed").any():

@@ -114,17 +114,12 @@ def command(paper: str, experiment: str, out: str | None = None, profile: str | 
 
 def describe(paper: str) -> list[dict[str, str]]:
     """Return one row an experiment: paper, experiment, where in the paper, title, profiles."""
-    return [
-        dict(
-            paper=paper,
-            experiment=name,
-            where=entry["where"],
-            title=entry["title"],
-            profiles=", ".join(profiles(paper, name)),
-        )
-        for name, entry in _table(paper).items()
-        if name not in _SHARED
-    ]
+    rows = []
+    for name in experiment_names(paper):
+        entry = _table(paper)[name]
+        row = dict(paper=paper, experiment=name, where=entry["where"], title=entry["title"])
+        rows.append(row | dict(profiles=", ".join(profiles(paper, name))))
+    return rows
 
 
 def settings(paper: str, experiment: str, profile: str) -> dict[str, Any]:
@@ -255,8 +250,8 @@ def _shapes(s: dict[str, Any]) -> list[Any]:
 def _whole(table: dict[str, Any], experiment: str) -> dict[str, Any]:
     """Return all that is said of an experiment, at its largest profile."""
     largest = table[experiment].get("only", PROFILES)[-1]
-    common, own, shared, special = _layers(table, experiment, largest)
-    return common | own | shared | special
+    common, of_experiment, shared, special = _layers(table, experiment, largest)
+    return common | of_experiment | shared | special
 
 
 def _takes_a_job(function: Any) -> bool:

@@ -126,6 +126,8 @@ def judge_record(
     changed = sorted({*gone, *new})
     if not changed:
         return Freshness("fresh")
+    # Code of then and of now that gave the small run the same numbers cannot tell them apart: every
+    # changed definition, as it was and as it is, has to be among what the small run went through.
     table: dict[str, set[str]] = defaultdict(set)
     for name, hashes in (small or {}).get("seen", {}).items():
         table[_now_at(name)].update(map(_wherever, hashes))
@@ -133,6 +135,7 @@ def judge_record(
     unseen = {name for name, hashes in parts if _wherever(hashes) not in table.get(name, ())}
     if unseen:
         return Freshness("stale", f"Code has changed: {_few(sorted(unseen))}.")
+    # And as a whole: small runs of both days, not of one that mixed their definitions.
     days = {manifest.get("small"), short_digest(present_code(small_settings)["code"])}
     if not days <= set(small.get("tables", ())):
         return Freshness("stale", f"Code has changed: {_few(changed)}; no small run of that day.")

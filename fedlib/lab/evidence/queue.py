@@ -161,9 +161,11 @@ def work(
         The queue, the folder for seeds and that for joined records; by default fedlib's own.
     """
     until, home = time.monotonic() + hours * HOUR, home or paths.data_folder() / "seeds"
-    for _ in make(
-        read_queue(page), until, home, out, lambda line: tell(f"{_clock()} {line}"), progress
-    ):
+
+    def say(line: str) -> None:
+        tell(f"{time.strftime('%H:%M:%S')} {line}")
+
+    for _ in make(read_queue(page), until, home, out, say, progress):
         pass
 
 
@@ -254,7 +256,3 @@ def _is_joined(paper: str, experiment: str, profile: str, wanted: dict, out: Pat
         return False
     seeds_there = records.load(paper, experiment, profile, out).manifest["seeds"]
     return set(seeds_there) >= {seed for seeds in wanted.values() for seed in seeds}
-
-
-def _clock() -> str:
-    return time.strftime("%H:%M:%S")

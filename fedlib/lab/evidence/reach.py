@@ -205,8 +205,9 @@ class _Walk:
     def settle(self) -> None:
         """Add methods, entries and statements as they are asked for, until none is left to add."""
         before = -1
-        while before != len(self.seen):
+        while before != len(self.seen):  # what is added may ask for more
             before = len(self.seen)
+            # A method is found by its name alone: whose object is before the dot, text cannot tell.
             for place, node in list(self.classes):
                 called = _called_by_others(self.homes, place.module, node)
                 for method in (n for n in node.body if isinstance(n, ast.FunctionDef)):
@@ -219,9 +220,11 @@ class _Walk:
                         self.part(place.module, f"{place.full}[**{ast.unparse(value)}]", value)
                     elif place in self.whole or not isinstance(word, str) or word in self.words:
                         self.part(place.module, f"{place.full}[{word}]", value)
+            # A module that is used as an object may be asked for any name that is written somewhere.
             for place in [place for place in self.whole if not place.name]:
                 for name in _module(place.module).definitions.keys() & self.words:
                     self.follow(Place(place.module, name))
+            # What a module does on import counts where it stores into something that was reached.
             for module in list(self.modules):
                 for place, node in _stores(self.homes, module).items():
                     if place in self.seen or not place.name:

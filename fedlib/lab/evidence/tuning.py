@@ -106,19 +106,19 @@ def tuned_values(frame: pd.DataFrame, settings: Settings) -> dict[str, float]:
     FedlibError
         When a method was not tuned, or its best value lies at the edge of the grid.
     """
-    found, values = table(frame).set_index("method"), {}
+    best, values = table(frame).set_index("method"), {}
     for run in settings["runs"]:
         if "tuned" not in run.values():
             continue
         method = run.get("tuned_as", run["run"])
-        if method not in found.index:
-            raise FedlibError(f"'{method}' was not tuned. Tuned: {', '.join(found.index)}.")
-        if not found.loc[method, "interior"]:
+        if method not in best.index:
+            raise FedlibError(f"'{method}' was not tuned. Tuned: {', '.join(best.index)}.")
+        if not best.loc[method, "interior"]:
             raise FedlibError(
-                f"The best value of '{method}', {found.loc[method, 'at']:.4g}, lies at the edge of "
+                f"The best value of '{method}', {best.loc[method, 'at']:.4g}, lies at the edge of "
                 "its grid. Tune over a wider one."
             )
-        values[run["run"]] = float(found.loc[method, "at"])
+        values[run["run"]] = float(best.loc[method, "at"])
     return values
 
 
