@@ -220,7 +220,7 @@ class _Walk:
                         self.part(place.module, f"{place.full}[**{ast.unparse(value)}]", value)
                     elif place in self.whole or not isinstance(word, str) or word in self.words:
                         self.part(place.module, f"{place.full}[{word}]", value)
-            # A module that is used as an object may be asked for any name that is written somewhere.
+            # A module that is used as an object may be asked for any name that is written.
             for place in [place for place in self.whole if not place.name]:
                 for name in _module(place.module).definitions.keys() & self.words:
                     self.follow(Place(place.module, name))
