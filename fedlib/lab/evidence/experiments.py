@@ -68,7 +68,7 @@ def run(
     Parameters
     ----------
     paper, experiment, profile
-        See :func:`names` and :func:`settings`.
+        See :func:`fedlib.lab.evidence.catalogue.settings`.
     seeds
         A number of seeds, or the seeds themselves; default is the profile's number.
     device
