@@ -512,7 +512,7 @@ def test_what_is_not_the_release_is_said(monkeypatch):
 def test_a_commit_with_changes_has_a_plus(tmp_path, monkeypatch):
     git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
     module = tmp_path / "experiments.py"
-    monkeypatch.setattr(experiments, "__file__", str(module))
+    monkeypatch.setattr(experiments.fedlib, "__file__", str(module))
     subprocess.run([*git, "init", "-q"], check=True)
     module.write_text("1")
     subprocess.run([*git, "add", "."], check=True)
