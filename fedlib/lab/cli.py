@@ -117,6 +117,11 @@ def _seeds(text: str | None) -> int | list[int] | None:
     )
 
 
+def _somebody_is_there() -> bool:
+    """Whether a question would be read: in a script or a job's queue nobody answers."""
+    return sys.stdin is not None and sys.stdin.isatty()
+
+
 @app.command()
 def run(
     paper: Paper,
@@ -148,8 +153,7 @@ def run(
     def announce(plan: duration.Plan) -> None:
         expected = duration.expect(plan, lambda text: typer.echo(text, err=True))
         typer.echo(expected, err=True)
-        # In a script or a job's queue nobody would answer a question.
-        asks = expected.left > duration.HOUR and not yes and sys.stdin and sys.stdin.isatty()
+        asks = expected.left > duration.HOUR and not yes and _somebody_is_there()
         if asks and not typer.confirm("Start it? (--yes says so beforehand.)", err=True):
             raise FedlibError(
                 "Not started. Take fewer --seeds or a smaller --profile, or start it with --yes."
