@@ -304,7 +304,7 @@ def bench(
     if out is not None:
         files.make_folder(out)
     rows = benches.run(name)
-    kept = None if out is None else benches.save(name, rows, out)
+    kept = None if out is None else benches.save_bench(name, rows, out)
     _print(rows, as_json)
     if kept:
         typer.echo(f"Kept as {kept}", err=True)
