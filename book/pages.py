@@ -17,8 +17,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import yaml
-
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # this checkout's fedlib, whatever is installed
 
@@ -35,7 +33,7 @@ def fill(tree: Path) -> None:
     """Fill in the pages of a copy of the book, and gather the papers' entries of bibliography."""
     for page in (tree / "book").rglob("*.md"):
         text = page.read_text("utf-8")
-        full = re.sub(r"<!-- generated: (\S+) -->", lambda found: _written(found[1]), text)
+        full = re.sub(r"<!-- generated: (\S+) -->", lambda comment: _written(comment[1]), text)
         page.write_text(full, "utf-8")
     write_api(tree)
     with (tree / "book" / "references.bib").open("a", encoding="utf-8") as bibliography:
@@ -51,19 +49,7 @@ def _written(name: str) -> str:
 
 def toc_pages(toc: Path = ROOT / "_toc.yml") -> list[str]:
     """Return every page of the table of contents, in order, without suffix."""
-
-    def walk(node: object) -> Iterator[str]:
-        if isinstance(node, dict):
-            for key, value in node.items():
-                if key in ("root", "file"):
-                    yield str(value)
-                else:
-                    yield from walk(value)
-        elif isinstance(node, list):
-            for item in node:
-                yield from walk(item)
-
-    return list(walk(yaml.safe_load(toc.read_text("utf-8"))))
+    return re.findall(r"^[ -]*(?:root|file): (\S+)$", toc.read_text("utf-8"), re.M)
 
 
 # --- the package ---------------------------------------------------------------------------------
@@ -71,8 +57,8 @@ def toc_pages(toc: Path = ROOT / "_toc.yml") -> list[str]:
 
 def folders() -> list[str]:
     """Return the package's folders in the order of the table in ``fedlib/__init__.py``."""
-    told = ast.get_docstring(ast.parse((ROOT / "fedlib" / "__init__.py").read_text("utf-8")))
-    return re.findall(r"^`fedlib\.(\w+)`", told, re.M)
+    text = ast.get_docstring(ast.parse((ROOT / "fedlib" / "__init__.py").read_text("utf-8")))
+    return re.findall(r"^`fedlib\.(\w+)`", text, re.M)
 
 
 def packages() -> Iterator[str]:
@@ -90,7 +76,7 @@ def _dotted(path: Path) -> str:
 
 def api_pages() -> dict[str, list[str]]:
     """Return the modules on each page of the API: a page a folder, more where it would be long."""
-    found = {}
+    listed = {}
     for package in packages():
         home = ROOT / package.replace(".", "/")
         each = {_dotted(path): len(path.read_text("utf-8").splitlines())
@@ -104,8 +90,8 @@ def api_pages() -> dict[str, list[str]]:
             pages[-1].append(module)
             above += lines
         for number, modules in enumerate(pages, start=1):
-            found[f"book/api/{package}" + f"-{number}" * (number > 1)] = modules
-    return found
+            listed[f"book/api/{package}" + f"-{number}" * (number > 1)] = modules
+    return listed
 
 
 LONGEST = 2300  # lines of source that a page of the API shows
@@ -117,8 +103,8 @@ def api() -> Iterator[str]:
     yield from (":::{table}", ":widths: 30 70", "", "| Folder | Modules |", "|---|---|")
     for page, modules in api_pages().items():
         link = f"[{_title(modules)}]({page.removeprefix('book/')}.md)"
-        told = "; ".join(f"{{py:mod}}`{name.split('.')[-1]} <{name}>`" for name in modules)
-        yield f"| {link} | {_first(modules[0])} {told} |"
+        links = "; ".join(f"{{py:mod}}`{name.split('.')[-1]} <{name}>`" for name in modules)
+        yield f"| {link} | {_first(modules[0])} {links} |"
     yield ":::"
 
 
@@ -190,8 +176,8 @@ def _rows(name: str, command: object) -> Iterator[str]:
 
 def papers() -> Iterator[str]:
     """Write the front page's list: a question, what it is about, and where its chapter is."""
-    told = map(paths.about, paths.papers("paper.toml").values())
-    listed = [about for about in told if "question" in about]
+    every = map(paths.about, paths.papers("paper.toml").values())
+    listed = [about for about in every if "question" in about]
     for number, about in enumerate((a for a in listed if not a.get("ours")), start=1):
         links = _links(about)
         state = "So far: " if links else "In preparation"
@@ -208,16 +194,15 @@ def papers() -> Iterator[str]:
 
 def _without_record(about: dict[str, str]) -> int:
     """Count the claims of a paper whose verdict waits for a record."""
-    from fedlib.lab.evidence import claims, records
+    from fedlib.lab.evidence import ages, claims, records
 
     waiting = 0
     for name, home in paths.papers("claims.toml").items():
         if paths.about(home) == about:
             there = (path.name.split(".") for path in records.folder(name).glob("*.csv.gz"))
-            held = {experiment for experiment, profile, *_ in there if profile != "smoke"}
-            for claim in claims.table(name):
-                asked = (c for c in claim.get("check", []) if c.get("essential", True))
-                waiting += not held.issuperset(e for c in asked for e in claims.experiments(c))
+            recorded = {experiment for experiment, profile, *_ in there if profile != "smoke"}
+            for claim in claims.claims_of(name):
+                waiting += not recorded.issuperset(ages.experiments_of(claim))
     return waiting
 
 
@@ -233,12 +218,12 @@ def scoreboard() -> Iterator[str]:
             claim["id"]: tuple(
                 dict.fromkeys(e for c in claim.get("check", []) for e in claims.experiments(c))
             )
-            for claim in claims.table(name)
+            for claim in claims.claims_of(name)
         }
         for experiments, ids in groupby((claim for claim in runs if runs[claim]), key=runs.get):
             claimed = ", ".join(f"{{ref}}`{claim}`" for claim in ids)
             yield f"| {claimed} | {', '.join(f'`{word}`' for word in experiments)} |"
-        first = catalogue.command(name, catalogue.names(name)[0], "runs")
+        first = catalogue.command(name, catalogue.experiment_names(name)[0], "runs")
         yield from ("", "```bash", first, f"fedlib claims {name} --out runs", "```", "")
         yield from (at_own_scale(name), "")
 
@@ -248,14 +233,14 @@ def at_own_scale(paper: str) -> str:
     from fedlib.lab.evidence import claims
 
     rows = [row for row in judged(paper) if row["kind"] == "measured"]
-    own = [f"{{ref}}`{row['id']}`" for row in rows if claims.is_own_scale(row)]
-    told = f"Tried at the paper's own scale: {', '.join(own)}." if own else ""
+    at_scale = [f"{{ref}}`{row['id']}`" for row in rows if claims.is_own_scale(row)]
+    tried = f"Tried at the paper's own scale: {', '.join(at_scale)}."
     none = "No claim was tried at the paper's own scale yet."
     rest = (
         " The others want the profile `paper`, mostly on a GPU; `make gpu` makes the records that "
         "are wanted most, seed by seed."
     )
-    return (told or none) + rest * (len(own) < len(rows))
+    return (tried if at_scale else none) + rest * (len(at_scale) < len(rows))
 
 
 @functools.cache
@@ -277,7 +262,7 @@ def questions() -> Iterator[str]:
     """Write the questions that the front page asks, with the answers of the records."""
     from fedlib.lab.evidence import findings
 
-    for name in findings.papers():
+    for name in paths.papers("findings.toml"):
         about = paths.about(paths.paper_folder(name))
         page = next(link for link in _links(about) if link.startswith("[reproduce]"))
         for row in findings.answers(name):
@@ -286,24 +271,28 @@ def questions() -> Iterator[str]:
                 yield f"*The paper reports:* {row.paper} ({{ref}}`{row.claim}`, {page})\n"
 
 
+def with_claims() -> list[str]:
+    """Return the papers with claims, without what is the book's own."""
+    homes = paths.papers("claims.toml")
+    return [name for name, home in homes.items() if not paths.about(home).get("ours")]
+
+
 def standing() -> Iterator[str]:
     """Write how the papers' claims stand: what was tried at their own scale, and on what."""
     from fedlib.lab.evidence import claims, records
 
-    homes = paths.papers("claims.toml")
-    theirs = [name for name, home in homes.items() if not paths.about(home).get("ours")]
-    rows = [row for name in theirs for row in judged(name)]
+    rows = [row for name in with_claims() for row in judged(name)]
     measured = [row for row in rows if row["kind"] == "measured"]
-    own = [row for row in measured if claims.is_own_scale(row)]
-    same = [row for row in own if claims.is_own_data(row)]
-    reproduced = [row for row in own if claims.is_reproduced(row)]
+    at_scale = [row for row in measured if claims.is_own_scale(row)]
+    same = [row for row in at_scale if claims.is_own_data(row)]
+    reproduced = [row for row in at_scale if claims.is_reproduced(row)]
     names = [f"{{ref}}`{row['id']}`" for row in reproduced]
     devices = {record.manifest["device"] for record in records.stored()}
     graphics = sorted(name for name in devices if not name.startswith("CPU"))
     yield (
         f"There are {len(rows)} claims of the five papers, our own controls of some among them. "
         f"{len(measured)} are about runs; the others are proved, or arithmetic. "
-        f"**{len(own)} of the {len(measured)} were tried at their paper's own scale**, "
+        f"**{len(at_scale)} of the {len(measured)} were tried at their paper's own scale**, "
         f"{len(same)} of these on the paper's own data, and "
         f"{len(reproduced)} of these are *reproduced*: confirmed, at that scale and on those data "
         f"({', '.join(names)}). "
@@ -318,16 +307,15 @@ def learned() -> Iterator[str]:
     """Write the papers' claims about runs, each below its finding, with what was seen."""
     from fedlib.lab.evidence import findings, outcomes
 
-    homes = paths.papers("claims.toml")
-    theirs = [name for name, home in homes.items() if not paths.about(home).get("ours")]
-    told = {row.claim: row for name in findings.papers() for row in findings.answers(name)[::-1]}
-    rows = [row for name in theirs for row in judged(name) if row["kind"] == "measured"]
+    asked = [row for name in paths.papers("findings.toml") for row in findings.answers(name)]
+    answers = {row.claim: row for row in reversed(asked)}  # of several for a claim the first
+    rows = [row for name in with_claims() for row in judged(name) if row["kind"] == "measured"]
     for finding in outcomes.FINDINGS:
-        found = [row for row in rows if row["finding"] == finding]
-        if found:
+        alike = [row for row in rows if row["finding"] == finding]
+        if alike:
             yield from (f"### {finding.capitalize()}", "", "")
-        for row in found:
-            yield f"* {{ref}}`{row['id']}`. {row['statement']} {_seen(row, told.get(row['id']))}"
+        for row in alike:
+            yield f"* {{ref}}`{row['id']}`. {row['statement']} {_seen(row, answers.get(row['id']))}"
         yield ""
 
 
@@ -335,14 +323,14 @@ def _seen(row: dict, answer: findings.Finding | None) -> str:
     """Say in a sentence or two what was seen of a claim, at what scale and on which data."""
     from fedlib.lab.evidence import scale
 
-    setting = scale.told(row["scale"], row["data"])
+    setting = scale.setting(row["scale"], row["data"])
     if answer:
         return f"*We:* {answer.answer} {answer.setting}"
     counted = [check for check in row["checks"] if check["essential"]] or row["checks"]
     if len(counted) == 1:
         ours = f"{counted[0]['quantity']}: {counted[0]['measured']}."
         return f"*We:* {ours[0].upper()}{ours[1:]} {setting}"
-    return f"*We:* {row['told'].partition(';')[0]}. {setting}"
+    return f"*We:* {row['tally'].partition(';')[0]}. {setting}"
 
 
 def _opened(about: dict[str, str], note: bool = False) -> Iterator[str]:

@@ -49,9 +49,9 @@ def keeps(cell: nbformat.NotebookNode) -> bool:
 
 def refresh(notebooks: list[Path]) -> None:
     """Run the notebooks that keep outputs and take over what the kept cells print."""
-    chosen = [p for p in notebooks if any(map(keeps, nbformat.read(p, as_version=4).cells))]
+    keeping = [p for p in notebooks if any(map(keeps, nbformat.read(p, as_version=4).cells))]
     with tempfile.TemporaryDirectory() as folder:
-        jobs = [(path, Path(folder) / f"{n}.ipynb") for n, path in enumerate(chosen)]
+        jobs = [(path, Path(folder) / f"{n}.ipynb") for n, path in enumerate(keeping)]
         targets = dict(jobs)
         for run in build.execute_all(jobs, "replay"):
             if run.error:

@@ -69,13 +69,14 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(scope="session")
 def verdicts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict]]:
     """Judge every claim of every paper, once for all processes of a run; return the rows."""
+    from fedlib import paths
     from fedlib.lab.evidence import claims
 
     home = tmp_path_factory.getbasetemp()  # of this process, in that of the run if there are more
     page = (home.parent if "PYTEST_XDIST_WORKER" in os.environ else home) / "verdicts.json"
     with FileLock(page.with_suffix(".lock")):
         if not page.exists():
-            rows = {paper: claims.judge(paper) for paper in claims.papers()}
+            rows = {paper: claims.judge(paper) for paper in paths.papers("claims.toml")}
             page.write_text(json.dumps(rows), "utf-8")
     return json.loads(page.read_text("utf-8"))
 

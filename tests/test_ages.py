@@ -154,7 +154,7 @@ def test_a_rule_is_older_when_it_was_committed_before_the_run_began(checkout, mo
     assert age["text"] == "older" and age["code"] == "same"
     assert age["since"][:16] == "2026-01-01T10:00" and age["first_look"][:16] == "2026-01-01T10:30"
     words = "older than the first look (since 2026-01-01 10:00; first look 2026-01-01 10:30)"
-    assert words in ages.words(age)
+    assert words in ages.age_in_words(age)
 
 
 @pytest.mark.parametrize("end", ["09:00", "10:20"], ids=["before", "while it ran"])
@@ -172,7 +172,7 @@ def test_an_edited_rule_is_younger_and_keeps_the_date_of_its_other_form(checkout
     checkout.commit("13:00", RULE.replace("0.1", "0.05"))
     age = checkout.age(monkeypatch, made)
     assert (age["text"], age["since"][11:16], age["first"][11:16]) == ("younger", "13:00", "10:00")
-    assert "another form since 2026-01-01 10:00" in ages.words(age)
+    assert "another form since 2026-01-01 10:00" in ages.age_in_words(age)
     checkout.commit("14:00", RULE)
     assert checkout.age(monkeypatch, made)["since"][11:16] == "14:00", (
         "it has not been this all along"
@@ -268,8 +268,9 @@ def test_the_first_look_is_the_earliest_record_there_ever_was(checkout, monkeypa
         "08:58",
         "10:30",
     )
-    assert "older than the first run with the present settings (2026-01-01 10:30)" in ages.words(
-        age
+    assert (
+        "older than the first run with the present settings (2026-01-01 10:30)"
+        in ages.age_in_words(age)
     )
 
 
@@ -355,7 +356,7 @@ def test_without_a_history_nothing_is_known(checkout, tmp_path, monkeypatch):
     checkout.commit("12:00", record=made)
     age = checkout.age(monkeypatch, made, told=NOTHING)
     assert (age["text"], age["code"]) == ("not known", "not known")
-    assert ages.words(age).count("not known") == 2
+    assert ages.age_in_words(age).count("not known") == 2
     shallow = tmp_path / "shallow"
     checkout.git("clone", "-q", "--depth", "1", f"file://{checkout.top}", str(shallow))
     assert (
@@ -388,7 +389,10 @@ def test_a_rule_edited_after_the_file_was_made_is_as_young_as_now(checkout, monk
     told = checkout.told()
     checkout.put(checkout.home / "claims.toml", RULE.replace("0.1", "0.2"))
     age = checkout.age(monkeypatch, made, told=told)
-    assert (age["text"], age["since"]) == ("younger", "") and "changed of late" in ages.words(age)
+    assert (age["text"], age["since"]) == (
+        "younger",
+        "",
+    ) and "changed of late" in ages.age_in_words(age)
     checkout.put(checkout.home / "claims.toml", RULE.replace("C1", "C3") + RULE)
     assert checkout.age(monkeypatch, made, told=told)["text"] == "older", "another claim is another"
 
@@ -397,14 +401,14 @@ def test_what_the_history_says_is_written_down_and_read_again(book, monkeypatch)
     book.commit("12:00", record=record("11:00"))
     monkeypatch.setattr(ages, "_stored", ages._stored.__wrapped__)
     assert ages._stored() == NOTHING
-    ages.write()
+    ages.write_ages()
     told = ages._stored()
     assert set(told["claims"]) == {"toy/TOY-C1", "toy/TOY-C2"} and set(told["looks"]) == {
         "toy/fig1"
     }
     shutil.rmtree(book.top / ".git")
     with pytest.raises(SystemExit, match="no history"):
-        ages.write()
+        ages.write_ages()
     assert ages._stored() == told
 
 
@@ -447,7 +451,7 @@ def test_nobody_waits_outside_a_checkout(book, monkeypatch, tmp_path):
 
 
 def test_the_stored_ages_are_what_the_history_says():
-    found = ages.history(ages.own())
+    found = ages.history(ages.papers_of_the_book())
     if found is None:
         pytest.skip("there is no history here, or a part of one")
     stored = ages._stored()

@@ -102,7 +102,7 @@ def by_hand(folder: Path, job: batch.BatchJob) -> bytes:
 
 def test_every_value_with_every_value(march):
     axes = {"fast.rate": [1.0, 2.0, 3.0], "seed": [4, 5]}
-    jobs = batch.read({"set": FAR, "grid": axes})
+    jobs = batch.read_grid({"set": FAR, "grid": axes})
     assert [tuple(job.axes.values()) for job in jobs] == [
         (1.0, 4), (1.0, 5), (2.0, 4), (2.0, 5), (3.0, 4), (3.0, 5),
     ]  # fmt: skip
@@ -112,7 +112,7 @@ def test_every_value_with_every_value(march):
 
 def test_a_job_s_name_follows_from_what_it_is(march):
     def names(**page):
-        return [job.id for job in batch.read(page)]
+        return [job.id for job in batch.read_grid(page)]
 
     first = names(set=FAR, grid={"rate": [1.0, 2.0], "seed": [1, 2]})
     assert len(set(first)) == 4
@@ -140,21 +140,22 @@ def test_a_gpu_is_asked_for_by_the_device_or_by_the_notebooks_parameter():
         assert grids.BatchJob("a", {}, **asked).on_gpu
     assert not grids.BatchJob("a", {}, parameters={"lr": "cuda"}, notebook="cuda.ipynb").on_gpu
     same = {"paper": "participation", "experiment": "fig1", "profile": "smoke"}
-    jobs = grids.read({"set": same, "grid": {"device": ["cpu", "cuda"]}})
+    jobs = grids.read_grid({"set": same, "grid": {"device": ["cpu", "cuda"]}})
     assert [job.on_gpu for job in jobs] == [False, True], "this machine needs none"
 
 
 def test_an_axis_that_is_set_has_that_value(march):
     page = {"set": FAR, "grid": {"seed": [1, 2], "pause": [0.1, 0.2]}}
-    jobs = batch.read(page, {"seed": 7})
+    jobs = batch.read_grid(page, {"seed": 7})
     assert [job.axes for job in jobs] == [{"seed": 7, "pause": 0.1}, {"seed": 7, "pause": 0.2}]
     assert {job.seeds for job in jobs} == {(7,)}
 
 
 def test_an_axis_takes_one_value_from_the_command_line(march):
     with pytest.raises(FedlibError, match=r"the axis 'pause' one value.*\[grid\]"):
-        batch.read({"set": FAR, "grid": {"pause": [0.1, 0.2]}}, grids.values(["pause=1,2"]))
-    (job,) = batch.read({"set": FAR, "grid": {"seeds": [[1, 2]]}}, {"seeds": [4, 5]})
+        grid = {"set": FAR, "grid": {"pause": [0.1, 0.2]}}
+        batch.read_grid(grid, grids.assignments(["pause=1,2"]))
+    (job,) = batch.read_grid({"set": FAR, "grid": {"seeds": [[1, 2]]}}, {"seeds": [4, 5]})
     assert job.seeds == (4, 5)
 
 
@@ -162,7 +163,7 @@ def test_an_axis_takes_one_value_from_the_command_line(march):
 def test_listed_jobs_are_beside_those_of_the_grid(march, tmp_path):
     listed = [{"rate": 9.0, "pause": 0.01}, {"rate": 1.0, "seed": 7}]
     page = {"set": FAR | {"seed": 3}, "grid": {"rate": [1.0, 2.0]}, "job": listed}
-    jobs = batch.read(page)
+    jobs = batch.read_grid(page)
     assert [(job.axes["rate"], job.seeds) for job in jobs] == [
         (1.0, (3,)), (2.0, (3,)), (9.0, (3,)), (1.0, (7,)),
     ]  # fmt: skip
@@ -174,7 +175,7 @@ def test_listed_jobs_are_beside_those_of_the_grid(march, tmp_path):
 
 def test_values_of_a_command_line():
     words = ["lr=.01", "seeds=[4, 5]", "aligned=true", "name=fig1", "a=b.lr=1e-3"]
-    assert grids.values(words) == {
+    assert grids.assignments(words) == {
         "lr": 0.01, "seeds": [4, 5], "aligned": True, "name": "fig1", "a": "b.lr=1e-3",
     }  # fmt: skip
 
@@ -210,14 +211,14 @@ def test_a_mistake_in_a_grid_is_named(march, page, words, tmp_path):
 
 def test_jobs_that_differ_in_seeds_and_runs_are_one_unit(march):
     axes = {"rate": [1.0, 2.0], "seed": [1, 2, 3]}
-    jobs = batch.read({"set": FAR, "grid": axes})
+    jobs = batch.read_grid({"set": FAR, "grid": axes})
     (unit,) = batch.plan(jobs)
     assert unit.seeds == (1, 2, 3) and len(unit.variants) == 2 and len(unit.jobs) == 6
     ragged = [job for job in jobs if job.axes != {"rate": 2.0, "seed": 3}]
     assert sorted(len(unit.jobs) for unit in batch.plan(ragged)) == [2, 3]
-    apart = batch.read({"set": FAR, "grid": axes | {"pause": [0.0, 0.1]}})
+    apart = batch.read_grid({"set": FAR, "grid": axes | {"pause": [0.0, 0.1]}})
     assert [len(unit.jobs) for unit in batch.plan(apart)] == [6, 6]
-    alone = batch.read({"set": FAR | {"mood": "alone"}, "grid": axes})
+    alone = batch.read_grid({"set": FAR | {"mood": "alone"}, "grid": axes})
     assert [len(unit.jobs) for unit in batch.plan(alone)] == [1] * 6
 
 
@@ -226,15 +227,15 @@ def test_what_may_be_joined_is_what_is_padded_alike():
     tiers = FIG1 | {"paper": "tiers", "experiment": "waiting", "ticks": 2}
     tiers.pop("rounds")
     axes = {"waiting, one slow silo.slow": [2.0, 5.0], "seed": [1, 2]}
-    plan = batch.plan(batch.read({"set": tiers, "grid": axes}))
+    plan = batch.plan(batch.read_grid({"set": tiers, "grid": axes}))
     assert sorted((len(unit.variants), unit.seeds) for unit in plan) == [(2, (1,)), (2, (2,))]
     come_and_go = FIG1 | {"process": "markov", "on": 0.1, "off": 0.4}
-    assert len(batch.plan(batch.read({"set": come_and_go, "grid": {"seed": [1, 2]}}))) == 2
+    assert len(batch.plan(batch.read_grid({"set": come_and_go, "grid": {"seed": [1, 2]}}))) == 2
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 5, 99])
 def test_units_are_cut_until_every_worker_has_one(march, workers):
-    jobs = batch.read({"set": FAR, "grid": {"rate": [1.0, 2.0], "seed": [1, 2, 3]}})
+    jobs = batch.read_grid({"set": FAR, "grid": {"rate": [1.0, 2.0], "seed": [1, 2, 3]}})
     plan = batch.plan(jobs, workers)
     assert len(plan) == min(workers, 6)
     assert sorted(job.id for unit in plan for job in unit.jobs) == sorted(job.id for job in jobs)
@@ -243,7 +244,7 @@ def test_units_are_cut_until_every_worker_has_one(march, workers):
 
 
 def test_shards_are_a_partition(march):
-    plan = batch.plan(batch.read({"set": FAR, "grid": {"pause": [0.1 * k for k in range(7)]}}))
+    plan = batch.plan(batch.read_grid({"set": FAR, "grid": {"pause": [0.1 * k for k in range(7)]}}))
     parts = [units.shard(plan, f"{i}/3") for i in (1, 2, 3)]
     assert [len(part) for part in parts] == [3, 2, 2]
     assert {unit.id for part in parts for unit in part} == {unit.id for unit in plan}
@@ -254,7 +255,7 @@ def test_shards_are_a_partition(march):
 
 @pytest.mark.parametrize("axes", [{"seed": [1, 2, 3, 4, 5, 6]}, {"pause": [0.1, 0.2, 0.3, 0.4]}])
 def test_every_shard_has_a_share_whatever_the_workers_of_others(march, axes):
-    jobs = batch.read({"set": FAR, "grid": axes})
+    jobs = batch.read_grid({"set": FAR, "grid": axes})
     shares = [batch.plan(jobs, workers, f"{n + 1}/4") for n, workers in enumerate((1, 2, 1, 8))]
     assert all(shares), "none is empty while another has several jobs"
     found = sorted(job.id for units in shares for unit in units for job in unit.jobs)
@@ -275,10 +276,10 @@ def test_every_shard_has_a_share_whatever_the_workers_of_others(march, axes):
 )  # fmt: skip
 def test_a_job_in_a_unit_has_the_record_that_it_has_alone(fixed, axes, tmp_path):
     fixed = {k: v for k, v in fixed.items() if k != "rounds" or fixed["experiment"] == "fig1"}
-    jobs = batch.read({"set": fixed, "grid": axes})
+    jobs = batch.read_grid({"set": fixed, "grid": axes})
     for unit in batch.plan(jobs):
         assert len(unit.jobs) > 1
-        work.carry_out(unit, tmp_path / "out")
+        work.carry_out_unit(unit, tmp_path / "out")
     for job in jobs:
         held = work.record(tmp_path / "out", job)
         assert rows(held.path) == by_hand(tmp_path / "alone", job), job.axes
@@ -291,9 +292,9 @@ def test_a_job_in_a_unit_has_the_record_that_it_has_alone(fixed, axes, tmp_path)
 
 def test_a_run_that_diverges_ends_where_it_ends_alone(tmp_path):
     axes = {"matched-rate.lr": [1e-3, 1e37], "seed": [1, 2]}
-    jobs = batch.read({"set": FIG1, "grid": axes})
+    jobs = batch.read_grid({"set": FIG1, "grid": axes})
     (unit,) = batch.plan(jobs)
-    work.carry_out(unit, tmp_path / "out")
+    work.carry_out_unit(unit, tmp_path / "out")
     lost = [work.record(tmp_path / "out", job).manifest["diverged"] for job in jobs]
     assert [list(found) for found in lost] == [[], [], ["matched-rate"], ["matched-rate"]]
     for job in jobs:
@@ -302,8 +303,8 @@ def test_a_run_that_diverges_ends_where_it_ends_alone(tmp_path):
 
 
 def test_the_plan_tells_time_and_memory():
-    jobs = batch.read({"set": FIG1 | {"profile": "quick"}, "grid": {"seed": [1, 2]}})
-    (row,) = units.describe(batch.plan(jobs))
+    jobs = batch.read_grid({"set": FIG1 | {"profile": "quick"}, "grid": {"seed": [1, 2]}})
+    (row,) = units.describe_units(batch.plan(jobs))
     held = json.loads(
         (Path(catalogue.paths.paper_folder("participation")) / "results" / "fig1.quick.json")
         .read_text()
@@ -316,7 +317,7 @@ def test_the_plan_tells_time_and_memory():
 def test_time_follows_the_rounds():
     def seconds(rounds):
         page = {"set": FIG1 | {"profile": "quick", "rounds": rounds}}
-        return units.estimate(batch.plan(batch.read(page))[0])[0]
+        return units.estimate_unit(batch.plan(batch.read_grid(page))[0])[0]
 
     usual = catalogue.settings("participation", "fig1", "quick")["rounds"]
     assert seconds(3 * usual) == pytest.approx(3 * seconds(usual))
@@ -335,7 +336,7 @@ def test_the_table_and_the_store(march, tmp_path):
     assert [row["rate"] for row in kept] == ["1.0", "1.0", "2.0", "2.0"]
     found = pd.read_csv(batch.collect(tmp_path / "out"))
     assert list(found.columns[:3]) == ["job", "rate", "axis seed"]
-    jobs = batch.read(page)
+    jobs = batch.read_grid(page)
     assert found["job"].unique().tolist() == [job.id for job in jobs]
     own = found[found["job"] == jobs[3].id]
     assert own["value"].tolist() == pytest.approx([4, 2, 4 / 3] * 2)
@@ -366,7 +367,7 @@ def test_a_bad_job_takes_no_other_with_it(march, tmp_path):
     table = batch.run(page, out, progress=False)
     assert table["status"].tolist() == ["done", "done", "failed", "failed", "done", "done"]
     assert table["why"].tolist()[2] == "ValueError: out of breath"
-    jobs = batch.read(page)
+    jobs = batch.read_grid(page)
     told = (work.place(out, jobs[2]) / "error.txt").read_text()
     assert told.count("Traceback") == 1 and "out of breath" in told
     study = march / "a_march.py"
@@ -512,7 +513,7 @@ def until(there: Callable[[], bool], seconds: float = 60) -> None:
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_interrupted_and_taken_up_again(march, tmp_path, how):
     write(tmp_path, MARCH)
-    page = grids.read(tmp_path / "grid.toml")
+    page = grids.read_grid(tmp_path / "grid.toml")
     batch.run(tmp_path / "grid.toml", tmp_path / "whole", progress=False)
     running = start(tmp_path, "--workers", "2")
     done = lambda: len(list((tmp_path / "out").glob("jobs/*/state.json")))  # noqa: E731
@@ -642,7 +643,7 @@ def test_notebooks_are_jobs_too(notebook):
     assert all((home / "notebook.ipynb").is_file() for home in homes), "failed ones are kept"
     assert "too fast" in (homes[1] / "error.txt").read_text()
     with pytest.raises(FedlibError, match=r"'rl'\. Did you mean 'lr'"):
-        batch.read({"notebook": str(notebook / "a.ipynb"), "grid": {"rl": [1]}})
+        batch.read_grid({"notebook": str(notebook / "a.ipynb"), "grid": {"rl": [1]}})
     with pytest.raises(FedlibError, match="are notebooks, which have no rows"):
         batch.collect(notebook / "out")
 
@@ -651,13 +652,13 @@ def test_notebooks_are_jobs_too(notebook):
 def test_what_is_no_notebook_is_told(tmp_path, text):
     (tmp_path / "a.ipynb").write_text(text)
     with pytest.raises(FedlibError, match=r"a\.ipynb is no Jupyter notebook"):
-        batch.read({"notebook": str(tmp_path / "a.ipynb")})
+        batch.read_grid({"notebook": str(tmp_path / "a.ipynb")})
 
 
 def test_another_notebook_is_another_job(notebook):
     page = {"notebook": str(notebook / "a.ipynb"), "set": {"lr": 0.5}}
-    (before,) = batch.read(page)
+    (before,) = batch.read_grid(page)
     path = notebook / "a.ipynb"
     path.write_text(path.read_text().replace("2 * lr", "3 * lr"))
-    (after,) = batch.read(page)
+    (after,) = batch.read_grid(page)
     assert before.id != after.id

@@ -82,7 +82,7 @@ def test_every_backend_is_timed_and_the_ratio_is_that_of_the_chosen_one(tiny, mo
                 torch.testing.assert_close(work(), expected, rtol=1e-5, atol=1e-6)
         return {name: 2.0**-i for i, name in enumerate(works)}
 
-    monkeypatch.setattr(bench, "measure", measure)
+    monkeypatch.setattr(bench, "median_seconds", measure)
     monkeypatch.setattr(bench, "floor", lambda *work: 0.1)
     row = bench.run("local-sgd")[0]
     assert row["plain loop [ms]"] == 1000 and row["threads [ms]"] == 125 and row["ratio"] == 8
@@ -131,7 +131,7 @@ def test_works_take_turns_and_their_first_time_does_not_count(monkeypatch):
 
     monkeypatch.setattr(bench.time, "perf_counter", lambda: now[0])
     works = {name: functools.partial(work, name) for name in taken}
-    assert bench.measure(works, repeats=2, seconds=1e9) == {"a": 3.5, "b": 5.5}
+    assert bench.median_seconds(works, repeats=2, seconds=1e9) == {"a": 3.5, "b": 5.5}
     assert order == [*"aaaabbbb"] * 2
 
 
@@ -147,9 +147,9 @@ def test_operations_are_counted():
 
 
 def test_a_measurement_is_kept_with_what_it_was_made_on(tmp_path):
-    assert bench.load("local-sgd", tmp_path) == []
-    path = bench.save("local-sgd", [{"name": "mlp", "ratio": 2.0}], tmp_path)
-    (kept,) = bench.load("local-sgd", tmp_path)
+    assert bench.load_bench("local-sgd", tmp_path) == []
+    path = bench.save_bench("local-sgd", [{"name": "mlp", "ratio": 2.0}], tmp_path)
+    (kept,) = bench.load_bench("local-sgd", tmp_path)
     assert path.is_relative_to(tmp_path / "bench" / "local-sgd")
     assert kept["rows"] == [{"name": "mlp", "ratio": 2.0}]
     assert {"device", "instructions", "versions", "commit", "date"} < set(kept)
@@ -159,11 +159,11 @@ def test_a_measurement_is_kept_with_what_it_was_made_on(tmp_path):
 def test_no_measurement_takes_the_place_of_another(tmp_path, monkeypatch):
     about = dict(date="2026-01-02T03:04:05+00:00", device="CPU")
     monkeypatch.setattr(bench.experiments, "provenance", lambda device: about)
-    names = [bench.save("local-sgd", [{"n": n}], tmp_path).name for n in range(3)]
+    names = [bench.save_bench("local-sgd", [{"n": n}], tmp_path).name for n in range(3)]
     assert names == [f"2026-01-02T03-04-05{end}.json" for end in ("", "_2", "_3")]
     about["date"] = "2026-01-02T03:04:04+00:00"
-    bench.save("local-sgd", [{"n": -1}], tmp_path)
-    kept = bench.load("local-sgd", tmp_path)
+    bench.save_bench("local-sgd", [{"n": -1}], tmp_path)
+    kept = bench.load_bench("local-sgd", tmp_path)
     assert [one["rows"] for one in kept] == [[{"n": n}] for n in (-1, 0, 1, 2)], "oldest first"
 
 
@@ -171,10 +171,10 @@ def test_no_measurement_takes_the_place_of_another(tmp_path, monkeypatch):
 def test_what_the_cpu_did_is_not_put_down_to_a_gpu_at_hand(rows, tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "a GPU")
-    bench.save("steps", rows, tmp_path)
-    assert bench.load("steps", tmp_path)[0]["device"].startswith("CPU")
-    bench.save("local-sgd", [{"ms": 1.0, "device": "cuda"}], tmp_path)
-    assert bench.load("local-sgd", tmp_path)[0]["device"] == "a GPU"
+    bench.save_bench("steps", rows, tmp_path)
+    assert bench.load_bench("steps", tmp_path)[0]["device"].startswith("CPU")
+    bench.save_bench("local-sgd", [{"ms": 1.0, "device": "cuda"}], tmp_path)
+    assert bench.load_bench("local-sgd", tmp_path)[0]["device"] == "a GPU"
 
 
 def test_the_models_of_the_book_are_timed():
@@ -188,11 +188,11 @@ def test_the_models_of_the_book_are_timed():
 
 def test_shipped_measurements_are_whole():
     for name, occasions in (("local-sgd", 3), ("steps", 1), ("personalization", 1)):
-        kept = bench.load(name)
+        kept = bench.load_bench(name)
         assert len(kept) >= occasions
         for one in kept:
             assert one["rows"] and one["bench"] == name and not one["commit"].endswith("+")
-    lines = (bench.folder() / "peers.jsonl").read_text().splitlines()
+    lines = (bench.bench_folder() / "peers.jsonl").read_text().splitlines()
     peers = {json.loads(line)["peer"] for line in lines}
     assert peers == {"fedlib", "plain loop", "Flower", "pfl-research"}
 
@@ -236,6 +236,6 @@ def test_a_round_bears_its_part_of_what_comes_once_an_epoch(personal, monkeypatc
         assert ends == [1, 4], "the first round of four, and the last"
         return {name: 9.0 if "each round" in name else 1.0 for name in works}
 
-    monkeypatch.setattr(bench, "measure", measure)
+    monkeypatch.setattr(bench, "median_seconds", measure)
     (row,) = bench.run("personalization")
     assert row["PERM, weights each epoch [ms]"] == 3000 and row["ratio"] == 3

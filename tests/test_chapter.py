@@ -86,7 +86,7 @@ def test_a_missing_record_is_told_with_a_command_that_works(capsys, tmp_path):
 
 def test_every_command_names_a_profile_of_its_experiment():
     for paper in catalogue.papers():
-        for name in catalogue.names(paper):
+        for name in catalogue.experiment_names(paper):
             for profile in (None, *catalogue.PROFILES):
                 words = catalogue.command(paper, name, profile=profile).split()
                 assert words[4] == "--profile" and words[5] in catalogue.profiles(paper, name)
@@ -129,7 +129,7 @@ def test_verdicts_and_claims(capsys, verdicts):
     table = page.verdict("GFA-C6", "GFA-C7").data
     judged = {row["id"]: row for row in verdicts[PAPER]}
     assert capsys.readouterr().out.splitlines() == [
-        f"{name}: {judged[name]['finding'].upper()}. {judged[name]['told'].capitalize()}. "
+        f"{name}: {judged[name]['finding'].upper()}. {judged[name]['tally'].capitalize()}. "
         f"{at}{judged[name]['note']}"
         for name, at in (("GFA-C6", "At the paper's own scale. "), ("GFA-C7", ""))
     ]
@@ -144,7 +144,7 @@ def test_verdicts_and_claims(capsys, verdicts):
 def test_a_verdict_says_why_a_check_is_open(monkeypatch):
     sure = claims.Check("one", "above 0", "0.2", "holds")
     open_ = claims.Check("two", "above 0", "0", "open", why="about 12 seeds would decide")
-    row = dict(id="C1", finding="open", told="", note="", scale=[], data="", readings={})
+    row = dict(id="C1", finding="open", tally="", note="", scale=[], data="", readings={})
     row |= dict(checks=[vars(sure), vars(open_)])
     monkeypatch.setattr(claims, "judge", lambda *_: [row])
     shown = list(Chapter(PAPER).verdict("C1").data["outcome"])
@@ -156,8 +156,8 @@ def test_commands(capsys):
     lines = capsys.readouterr().out.splitlines()
     command, _, took = lines[0].partition("  # ")
     assert command.rstrip() == "fedlib run participation rates --profile quick --out data/papers"
-    assert took == duration.told(PAPER, "rates", "quick")
-    assert [line.split()[3] for line in lines] == catalogue.names(PAPER)
+    assert took == duration.took_in_words(PAPER, "rates", "quick")
+    assert [line.split()[3] for line in lines] == catalogue.experiment_names(PAPER)
 
 
 def test_the_seeds_of_a_notebook_are_those_that_run(tmp_path):

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 from curves import curves, record
 
+from fedlib import paths
 from fedlib.errors import FedlibError
 from fedlib.lab.evidence import (
     ages,
@@ -33,7 +34,9 @@ from fedlib.lab.evidence.outcomes import (
 )
 
 PAPER = "participation"
-EVERY = [(paper, claim) for paper in claims.papers() for claim in claims.table(paper)]
+EVERY = [
+    (paper, claim) for paper in paths.papers("claims.toml") for claim in claims.claims_of(paper)
+]
 IDS = [claim["id"] for _, claim in EVERY]
 every_claim = pytest.mark.parametrize("paper, claim", EVERY, ids=IDS)
 CHECKS = [(p, claim, check) for p, claim in EVERY for check in claim.get("check", [])]
@@ -223,7 +226,7 @@ def test_a_sentence_with_two_readings_has_a_finding_for_each():
 
 def test_controls_are_told_apart():
     controls = made(HOLDS) + made(HOLDS, OPEN, essential=False)
-    assert claims.told(controls) == "1 of 1 holds; controls: 1 of 2 hold, 1 open"
+    assert claims.tally_checks(controls) == "1 of 1 holds; controls: 1 of 2 hold, 1 open"
 
 
 # --- the claims as they stand ---------------------------------------------------------------------
@@ -237,7 +240,7 @@ def test_all_claims_of_the_specification_are_there():
 @every_claim
 def test_claim_is_complete(paper, claim):
     assert claim["statement"] and claim["where"] and claim["paper_reports"] and claim["expected"]
-    assert claim["kind"] in claims.KINDS
+    assert claim["kind"] in claims.CLAIM_KINDS
     words = [check["what"] for check in claim["check"]]
     assert len(set(words)) == len(words)
     for check in claim["check"]:
@@ -247,10 +250,10 @@ def test_claim_is_complete(paper, claim):
             assert check["bounds"][0] <= check["bounds"][1]
 
 
-@pytest.mark.parametrize("paper", claims.papers())
+@pytest.mark.parametrize("paper", paths.papers("claims.toml"))
 def test_the_same_numbers_count_in_one_claim_only(paper):
     seen = {}
-    for claim in claims.table(paper):
+    for claim in claims.claims_of(paper):
         for check in claim.get("check", []):
             if check.get("essential", True):
                 key = check["experiment"], check["measure"], str(sorted(check["with"].items()))
@@ -278,7 +281,7 @@ def test_the_runs_of_a_rule_are_those_of_every_profile(paper, claim):
 @every_claim
 def test_finding_is_the_expected_one(paper, claim, verdicts):
     (row,) = (row for row in verdicts[paper] if row["id"] == claim["id"])
-    assert row["finding"] == claim["expected"], row["told"]
+    assert row["finding"] == claim["expected"], row["tally"]
 
 
 def test_no_sure_difference_with_the_right_sign_is_called_none_or_the_opposite(verdicts):
@@ -294,13 +297,13 @@ def test_no_sure_difference_with_the_right_sign_is_called_none_or_the_opposite(v
 @pytest.mark.slow
 def test_rows_hold_what_readers_and_machines_need(verdicts):
     rows = verdicts[PAPER]
-    assert [row["id"] for row in rows] == [claim["id"] for claim in claims.table(PAPER)]
-    for row, claim in zip(rows, claims.table(PAPER), strict=True):
+    assert [row["id"] for row in rows] == [claim["id"] for claim in claims.claims_of(PAPER)]
+    for row, claim in zip(rows, claims.claims_of(PAPER), strict=True):
         assert row["finding"] in claims.FINDINGS and row["statement"] == claim["statement"]
         found = claims.checks(PAPER, row["id"])
         assert row["checks"] == [vars(check) for check in found]
-        assert row["told"] == claims.told(found)
-    counts = claims.count(rows)
+        assert row["tally"] == claims.tally_checks(found)
+    counts = claims.count_findings(rows)
     assert tuple(counts) == claims.FINDINGS and sum(counts.values()) == len(rows)
     assert counts["proved"] == sum(row["finding"] == "proved" for row in rows)
 
@@ -345,7 +348,7 @@ def fig1(tmp_path, losses, profile="quick", **manifest):
         fidelity="canonical", data={"file": "hash"}, device="CPU", date="2026-05-04T03:02:01",
         commit="a" * 40, wall_seconds=1.0, diverged={}, versions={},
         instructions="AVX2", small=None,
-        **freshness.now(settings),
+        **freshness.present_code(settings),
     )  # fmt: skip
     records.save(tmp_path, pd.concat([loss, accuracy]), base | manifest)
     (row,) = claims.judge(PAPER, tmp_path, ["GFA-C1"])
@@ -354,10 +357,10 @@ def fig1(tmp_path, losses, profile="quick", **manifest):
 
 def test_order_in_the_record_decides(tmp_path):
     row = fig1(tmp_path, IDEAL)
-    assert row["finding"] == "confirmed" and row["told"].startswith("6 of 6 hold;")
+    assert row["finding"] == "confirmed" and row["tally"].startswith("6 of 6 hold;")
     assert row["profile"] == "quick" and row["record"].startswith("fig1-tuned.quick, ")
     swapped = IDEAL | {"amplified": IDEAL["no-amplification"], "no-amplification": 0.3}
-    assert fig1(tmp_path, swapped)["told"].startswith("2 of 6 hold, 4 reversed;")
+    assert fig1(tmp_path, swapped)["tally"].startswith("2 of 6 hold, 4 reversed;")
     backwards = {run: -value for run, value in IDEAL.items()} | {"wait-full": -0.5}
     assert fig1(tmp_path, backwards)["finding"] == "contradicted"
 
@@ -365,7 +368,7 @@ def test_order_in_the_record_decides(tmp_path):
 def test_reproduced_takes_the_paper_s_scale_and_the_paper_s_data(tmp_path):
     """The name of a profile decides nothing, and no data set is the paper's own for every paper."""
     own = fig1(tmp_path, IDEAL, "paper")
-    assert (own["scale"], own["data"]) == ([], scale.OWN) and claims.is_reproduced(own)
+    assert (own["scale"], own["data"]) == ([], scale.THEIR_BYTES) and claims.is_reproduced(own)
     copy = fig1(tmp_path, IDEAL, "paper", fidelity="re-encoded")
     assert copy["data"] == scale.COPY and claims.is_reproduced(copy)
     theirs = catalogue.settings(PAPER, "fig1-tuned", "paper") | {"seeds": 5}
@@ -383,16 +386,16 @@ def test_a_setting_of_one_run_is_part_of_the_scale():
     settings = catalogue.settings(PAPER, "fig1", "paper")
     runs = [dict(run) for run in settings["runs"]]
     held = record(pd.DataFrame(), paper=PAPER, experiment="fig1", settings=settings)
-    assert scale.differences(held) == []
+    assert scale.differences_in_scale(held) == []
     settings = settings | {"runs": [runs[0] | {"rounds": 5}, *runs[1:]]}
     held = record(pd.DataFrame(), paper=PAPER, experiment="fig1", settings=settings)
-    (line,) = scale.differences(held)
+    (line,) = scale.differences_in_scale(held)
     assert line.startswith("rounds: 5, the paper's: ")
 
 
 def test_a_claim_of_several_records_says_which_of_them_differ(tmp_path):
     (row,) = claims.judge("tiers", None, ["TDCD-C8"])
-    each = {name: scale.differences(records.load("tiers", name))
+    each = {name: scale.differences_in_scale(records.load("tiers", name))
             for name in ("fig3", "fig4", "fig5")}  # fmt: skip
     for differ in each.values():
         assert differ
@@ -414,18 +417,19 @@ def test_a_part_of_a_set_is_a_copy_of_it():
 
 def test_scale_and_data_in_a_sentence():
     lines = ["network: mlp, the paper's: lenet", "rounds: 5, the paper's: 9 (fig1)"]
-    assert scale.told([], scale.OWN) == "At the paper's own scale, on the paper's own bytes."
-    assert scale.told(lines, scale.ANOTHER) == (
+    exact = scale.setting([], scale.THEIR_BYTES)
+    assert exact == "At the paper's own scale, on the paper's own bytes."
+    assert scale.setting(lines, scale.ANOTHER) == (
         "Not at the paper's scale (network, rounds), on another set."
     )
-    assert scale.told([scale.OURS], scale.COPY) == (
+    assert scale.setting([scale.OUR_EXPERIMENT], scale.COPY) == (
         "In an experiment of ours, on the paper's set, another copy."
     )
-    assert scale.told([], scale.NONE) == "At the paper's own scale."
-    assert scale.told([], "") == ""
+    assert scale.setting([], scale.NONE) == "At the paper's own scale."
+    assert scale.setting([], "") == ""
 
 
-@pytest.mark.parametrize("paper", claims.papers())
+@pytest.mark.parametrize("paper", paths.papers("claims.toml"))
 def test_what_already_runs_at_the_paper_s_own_setting_is_said_to(paper, verdicts):
     own = {"PERM-C1", "PERM-C1-control", "PERM-C2", "PERM-C8", "PERM-C10", "HFL-C4", "HFL-C9-why",
            "HFL-C13", "HFL-C16", "VFB2-C9"}  # fmt: skip
@@ -520,7 +524,7 @@ def test_a_run_keeps_the_rules_of_its_day(tmp_path):
 
 def test_a_claim_tried_at_two_sizes_shows_both(monkeypatch, tmp_path):
     """A larger record of the other sign: the smaller one's finding stands beside."""
-    claim = {c["id"]: c for c in claims.table("hierarchy")}["HFL-C4"]
+    claim = {c["id"]: c for c in claims.claims_of("hierarchy")}["HFL-C4"]
     found = claims.checks("hierarchy", "HFL-C4")
     assert {check.profile for check in found if check.essential} == {"quick"}
     assert claims.sizes("hierarchy", claim, found) == []

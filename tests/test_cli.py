@@ -15,6 +15,7 @@ import torch
 from typer.testing import CliRunner
 
 import fedlib
+from fedlib import paths
 from fedlib.engine import models
 from fedlib.errors import FedlibError
 from fedlib.lab import bench
@@ -180,14 +181,14 @@ def test_claims(monkeypatch, verdicts):
     assert json.loads(call("claims", PAPER, "--json").stdout) == verdicts[PAPER]
     monkeypatch.setattr(claims, "judge", lambda paper, out: verdicts[paper])
     rows = json.loads(call("claims", "--json").stdout)
-    assert rows == [row for paper in claims.papers() for row in verdicts[paper]]
+    assert rows == [row for paper in paths.papers("claims.toml") for row in verdicts[paper]]
     text = call("claims").stdout
     words = ("holds", "smaller", "level", "reversed", "differs", "outside", "open", "no record")
     signs = dict(zip(words, "✓+=✗≠∉?-", strict=True))
     for row in rows:
-        head = f"{row['id']}  {row['finding'].upper()}  {row['told']}  ({row['record']})"
+        head = f"{row['id']}  {row['finding'].upper()}  {row['tally']}  ({row['record']})"
         assert head in text and row["statement"] in text
-        assert scale.told(row["scale"], row["data"]) in text
+        assert scale.setting(row["scale"], row["data"]) in text
         for check in row["checks"]:
             assert f"{signs[check['outcome']]} {check['quantity']}" in text
             assert f"{check['measured']}, asked: {check['asked']}" in text
@@ -267,7 +268,7 @@ def test_bench(monkeypatch, tmp_path):
     assert header == list(row)
     kept = call("bench", "--out", str(tmp_path))
     assert str(tmp_path) in kept.stderr and "Kept" not in kept.stdout
-    assert bench.load("local-sgd", tmp_path)[0]["rows"][0]["name"] == "tiny"
+    assert bench.load_bench("local-sgd", tmp_path)[0]["rows"][0]["name"] == "tiny"
 
 
 def test_data_list():

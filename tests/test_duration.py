@@ -15,7 +15,7 @@ from fedlib.engine.simulation import simulate
 from fedlib.errors import FedlibError
 from fedlib.lab import cli
 from fedlib.lab.evidence import duration, experiments, pilot, records, tuning
-from fedlib.lab.evidence.duration import Estimate, Plan
+from fedlib.lab.evidence.duration import Plan, TimeEstimate
 from fedlib.lab.job import Job, Outcome, study
 
 PAPER = "participation"
@@ -252,7 +252,7 @@ def test_a_stored_record_is_scaled_by_its_seeds(tmp_path, monkeypatch):
         PAPER, "fig1", "quick", seeds=5, device="cpu", out=tmp_path, changes={"batch_size": 3}
     )
     gpu = dataclasses.replace(plan, job=dataclasses.replace(plan.job, device="cuda"))
-    timed = Estimate(1.0, "timed")
+    timed = TimeEstimate(1.0, "timed")
     monkeypatch.setattr(duration, "_timed", lambda *_: timed)
     assert duration.expect(other) == timed == duration.expect(gpu)
 
@@ -276,7 +276,7 @@ def test_nothing_is_timed_for_what_is_refused(tmp_path):
     ],
 )
 def test_words(seconds, told):
-    assert duration.words(seconds) == told
+    assert duration.time_in_words(seconds) == told
 
 
 # --- what is said ---------------------------------------------------------------------------------
@@ -285,7 +285,7 @@ def test_words(seconds, told):
 @pytest.fixture
 def long(monkeypatch):
     """Let everything be expected to take two hours; say whether somebody sits at a terminal."""
-    monkeypatch.setattr(duration, "expect", lambda *_: Estimate(7200.0, "so it is"))
+    monkeypatch.setattr(duration, "expect", lambda *_: TimeEstimate(7200.0, "so it is"))
     return lambda there: monkeypatch.setattr(cli, "_somebody_is_there", lambda: there)
 
 
@@ -317,6 +317,6 @@ def test_a_notebook_prints_a_line_before_what_takes_long(long, tmp_path, capsys,
     assert capsys.readouterr().out == line
     experiments.obtain(PAPER, "figB1", "quick", out=tmp_path)
     assert capsys.readouterr().out == "", "it is there"
-    monkeypatch.setattr(duration, "expect", lambda *_: Estimate(9.0, "so it is"))
+    monkeypatch.setattr(duration, "expect", lambda *_: TimeEstimate(9.0, "so it is"))
     experiments.obtain(PAPER, "figB2", "quick", out=tmp_path)
     assert capsys.readouterr().out == ""

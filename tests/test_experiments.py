@@ -26,7 +26,9 @@ from fedlib.lab.studies import participation as studies
 from fedlib.papers.vertical import load_columns
 
 PAPER = "participation"
-NAMES = [(paper, name) for paper in catalogue.papers() for name in catalogue.names(paper)]
+NAMES = [
+    (paper, name) for paper in catalogue.papers() for name in catalogue.experiment_names(paper)
+]
 ONE_OF_A_KIND = ["fig2", "figB2", "factor", "heterogeneity"]  # and speedup, with fewer rounds
 MANIFEST = {
     *("paper", "experiment", "profile", "settings", "seeds", "wall_seconds", "cpu_seconds"),
@@ -104,11 +106,11 @@ def test_smoke_record(paper, name, smoke):
     assert set(m) == MANIFEST | tuned and record.state.word == "fresh"
     assert (m["paper"], m["experiment"], m["profile"]) == (paper, name, "smoke")
     assert m["settings"] == json.loads(json.dumps(s))
-    seeds = tuning.SEEDS if tunes else range(1, 100)
+    seeds = tuning.TUNING_SEEDS if tunes else range(1, 100)
     assert m["seeds"] == list(seeds[: s["seeds"]])
-    assert (tunes or m["diverged"] == {}) and {k: m[k] for k in ("code", "cards")} == freshness.now(
-        s
-    )
+    assert (tunes or m["diverged"] == {}) and {
+        k: m[k] for k in ("code", "cards")
+    } == freshness.present_code(s)
     assert m["versions"]["torch"] == torch.__version__ and m["wall_seconds"] >= 0
     assert re.fullmatch(r"[0-9a-f]{40}\+?|unknown", m["commit"])
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", m["date"])
@@ -240,7 +242,7 @@ def test_seeds_are_runs_of_their_own(smoke, tmp_path):
 
 @pytest.mark.slow
 def test_claims_can_be_judged_from_smoke_records(smoke):
-    for name in catalogue.names(PAPER):
+    for name in catalogue.experiment_names(PAPER):
         smoke(PAPER, name)
     for row in claims.judge(PAPER, smoke.out):
         assert row["finding"] in claims.FINDINGS and row["profile"] == "smoke"
@@ -280,7 +282,7 @@ def test_layers_of_settings(monkeypatch):
     got = catalogue.settings("p", "e", "smoke")
     assert got == dict(a="smoke", b="smoke", c="own", d=1, z=0, seeds=9, where="", title="")
     assert catalogue.settings("p", "e", "quick")["c"] == "quick"
-    assert catalogue.names("p") == ["e", "f"]
+    assert catalogue.experiment_names("p") == ["e", "f"]
     with pytest.raises(FedlibError, match=r"profile of f 'smoke'.* Valid: paper\."):
         catalogue.settings("p", "f", "smoke")
 
@@ -488,10 +490,10 @@ def test_an_unfinished_run_goes_on_only_under_the_same_code_and_cards(tmp_path, 
         places.append(job.folder)
         raise FedlibError("far enough")
 
-    present = freshness.now(catalogue.settings(PAPER, "figB1", "smoke"))
+    present = freshness.present_code(catalogue.settings(PAPER, "figB1", "smoke"))
     monkeypatch.setattr(studies, "toy", stop)
     for changes in ({}, dict(code={"toy": "other"}), dict(cards={"digits": "other"}), {}):
-        monkeypatch.setattr(freshness, "now", lambda s, c=changes: present | c)
+        monkeypatch.setattr(freshness, "present_code", lambda s, c=changes: present | c)
         with pytest.raises(FedlibError, match="far enough"):
             again("figB1", tmp_path)
     assert places[0] == places[3] and len(set(places)) == 3
@@ -510,7 +512,7 @@ def test_what_is_not_the_release_is_said(monkeypatch):
 def test_a_commit_with_changes_has_a_plus(tmp_path, monkeypatch):
     git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
     module = tmp_path / "experiments.py"
-    monkeypatch.setattr(experiments, "__file__", str(module))
+    monkeypatch.setattr(experiments.fedlib, "__file__", str(module))
     subprocess.run([*git, "init", "-q"], check=True)
     module.write_text("1")
     subprocess.run([*git, "add", "."], check=True)

@@ -77,7 +77,7 @@ def test_the_answer_is_that_of_the_outcome_beside_what_the_paper_says(paper, out
     (row,) = findings.answers("made")
     assert (row.answer, row.paper) == (SAID[outcome], "One, by far.")
     assert (row.outcome, row.front) == (outcome, True)
-    told = Chapter("made").found()._repr_markdown_()
+    told = Chapter("made").findings()._repr_markdown_()
     assert f"* **Which?** {row.answer}" in told
     assert "*The paper reports:* One, by far. (A-C1)" in told
 
@@ -130,10 +130,10 @@ def test_a_box_above_new_runs_speaks_of_the_stored_records_and_says_so(tmp_path,
     asked = []
     monkeypatch.setattr(findings, "answers", lambda paper, out: asked.append(out) or [])
     said = "**What we found**, in the stored records and not in this run\n"
-    assert Chapter("participation", "smoke").found().text == said
-    assert Chapter("participation", "smoke", out=tmp_path).found().text == said
-    assert Chapter("participation").found().text == "**What we found**\n"
-    Chapter("participation", out=tmp_path).found()
+    assert Chapter("participation", "smoke").findings().text == said
+    assert Chapter("participation", "smoke", out=tmp_path).findings().text == said
+    assert Chapter("participation").findings().text == "**What we found**\n"
+    Chapter("participation", out=tmp_path).findings()
     assert asked == [None, None, None, tmp_path]
 
 
@@ -159,10 +159,10 @@ def test_a_paper_without_findings(paper):
     (paper / "findings.toml").unlink()
     with pytest.raises(FedlibError, match="There is no .*findings.toml"):
         findings.answers("made")
-    assert "made" not in findings.papers()
+    assert "made" not in paths.papers("findings.toml")
 
 
-@pytest.mark.parametrize("name", findings.papers())
+@pytest.mark.parametrize("name", paths.papers("findings.toml"))
 def test_findings_of_the_book(name):
     rows = findings.answers(name)
     assert 3 <= len(rows) <= 7 and any(row.front for row in rows)

@@ -27,7 +27,7 @@ def turned(before: dict[str, str], after: dict[str, str]) -> set[str]:
 
 
 def of(paper: str, experiment: str) -> dict[str, str]:
-    return freshness.now(catalogue.settings(paper, experiment, "smoke"))["code"]
+    return freshness.present_code(catalogue.settings(paper, experiment, "smoke"))["code"]
 
 
 @functools.cache
@@ -179,9 +179,9 @@ LARGER = ("personalization", "rates-fig2", "paper")  # it convolves
 
 def tables() -> dict[str, dict[str, str]]:
     """Hash the code of every experiment at its smallest profile, and of a larger one."""
-    larger = {" ".join(LARGER): freshness.now(catalogue.settings(*LARGER))["code"]}
+    larger = {" ".join(LARGER): freshness.present_code(catalogue.settings(*LARGER))["code"]}
     return larger | {f"{paper} {name}": of(paper, name) for paper in catalogue.papers()
-                     for name in catalogue.names(paper)}  # fmt: skip
+                     for name in catalogue.experiment_names(paper)}  # fmt: skip
 
 
 SABOTAGE = {
@@ -441,27 +441,27 @@ def test_the_normalisation_of_a_card_counts(field, value, monkeypatch):
     import dataclasses
 
     settings = catalogue.settings("participation", "fig1", "quick")
-    before, card = freshness.now(settings), datasets.card("fashion-mnist")
+    before, card = freshness.present_code(settings), datasets.card("fashion-mnist")
     constants = dataclasses.replace(card.normalisation, **{field: value})
     changed = dataclasses.replace(card, normalisation=constants)
     monkeypatch.setattr(freshness.cards, "card", lambda name: changed)
-    after = freshness.now(settings)
+    after = freshness.present_code(settings)
     assert before["code"] == after["code"] and before["cards"] != after["cards"]
     file = card.files[0]
     other = dataclasses.replace(file, sha256="0" * 64), *card.files[1:]
     for files in (other, (dataclasses.replace(file, train_members=("a",)), *card.files[1:])):
         changed = dataclasses.replace(card, files=files)
         monkeypatch.setattr(freshness.cards, "card", lambda name: changed)  # noqa: B023
-        assert freshness.now(settings)["cards"] != before["cards"]
+        assert freshness.present_code(settings)["cards"] != before["cards"]
     told = dataclasses.replace(card, title="other", citation="other", homepage="x", traps=("y",))
     monkeypatch.setattr(freshness.cards, "card", lambda name: told)
-    assert freshness.now(settings) == before
+    assert freshness.present_code(settings) == before
 
 
 def test_digest_tells_apart():
-    assert freshness.digest({"a": 1, "b": 2}) == freshness.digest({"b": 2, "a": 1})
+    assert freshness.short_digest({"a": 1, "b": 2}) == freshness.short_digest({"b": 2, "a": 1})
     different = [{"a": 1}, {"a": 2}, {"b": 1}, [1, 2], [2, 1], [[1], 2], "a", 1.0, 1]
-    assert len({freshness.digest(value) for value in different}) == len(different)
+    assert len({freshness.short_digest(value) for value in different}) == len(different)
 
 
 def test_the_hash_is_the_same_under_every_python():
@@ -531,7 +531,7 @@ def test_a_record_of_before_a_move_is_what_it_was():
     assert len(freshness._moves()) > 20
     for name in ("participation fig1", "personalization fig1", "vertical secrets"):
         settings = catalogue.settings(*name.split(), "smoke")
-        present = freshness.now(settings)
+        present = freshness.present_code(settings)
         code, turns = {}, 0
         for full, found in present["code"].items():
             home, _, short = full.partition(":")
@@ -540,6 +540,6 @@ def test_a_record_of_before_a_move_is_what_it_was():
             turns += bool(home)
             code[moved[home] + full.removeprefix(home) if home else full] = found
         manifest = present | {"code": code, "settings": settings, "data": {}}
-        assert turns > 5 and freshness.judge(manifest, settings).word == "fresh", name
+        assert turns > 5 and freshness.judge_record(manifest, settings).word == "fresh", name
         other = {full: found + "0" for full, found in code.items()}
-        assert freshness.judge(manifest | {"code": other}, settings).word == "stale", name
+        assert freshness.judge_record(manifest | {"code": other}, settings).word == "stale", name

@@ -132,7 +132,7 @@ class Visit(gpu.Visit):
     """One that writes nothing down."""
 
     def keep(self, part, rows):
-        self.found[part] = rows
+        self.result[part] = rows
 
 
 def visit(tmp_path=Path("nowhere"), tf32=False, until=math.inf, found=None, told=None):
@@ -178,7 +178,7 @@ def test_what_differs_or_breaks_is_told_and_hides_nothing(monkeypatch):
         ("FedAvg, 70 rounds", "float64", "differs"), ("FedAvg, 70 rounds", "float32", "agrees"),
     ]  # fmt: skip
     assert "RuntimeError: no kernel image" in told[1]
-    page = gpu.summary(found)
+    page = gpu.gpu_summary(found)
     assert "2 of 6 trials agree" in page and "failed: a, float64 RuntimeError: no kernel" in page
     assert "differs: b, float64" in page and "agrees: b" not in page
     monkeypatch.setitem(gpu.TOLERANCE, "float64", 1e-9)
@@ -187,7 +187,7 @@ def test_what_differs_or_breaks_is_told_and_hides_nothing(monkeypatch):
     monkeypatch.setattr(gpu, "compare", lambda *_, **__: float("nan"))
     found["agree"] = []
     assert {r["verdict"] for r in agreed(found)} == {"failed"}
-    assert "not finite" in gpu.summary(found)
+    assert "not finite" in gpu.gpu_summary(found)
     found["agree"] = []
     assert agreed(found, tf32=True)[1]["allowed"] == gpu.COARSE > gpu.TOLERANCE["float32"]
     found["agree"] = []
@@ -271,7 +271,7 @@ ON_A_CPU = {  # no data set: a toy, clocks, arithmetic, a small problem; or no l
         "latency",
         "theorem",
     ],
-    "vertical": catalogue.names("vertical"),  # events one by one
+    "vertical": catalogue.experiment_names("vertical"),  # events one by one
     "beyond": [],
 }
 
@@ -280,7 +280,9 @@ def test_no_experiment_of_the_book_is_forgotten():
     found = gpu.wanted()
     assert found[: len(gpu.FIRST)] == gpu.FIRST and len(set(found)) == len(found)
     for paper, seconds in ON_A_CPU.items():
-        left_out = [name for name in catalogue.names(paper) if (paper, name) not in found]
+        left_out = [
+            name for name in catalogue.experiment_names(paper) if (paper, name) not in found
+        ]
         assert left_out == seconds
     assert {paper for paper, _ in found} == ON_A_CPU.keys() - {"vertical"}
     for paper, name in found:
@@ -379,7 +381,7 @@ def test_a_slow_machine_takes_fewer_turns(monkeypatch):
         now[0] += 1
 
     monkeypatch.setattr(bench.time, "perf_counter", lambda: now[0])
-    assert bench.measure({"a": work}, repeats=5, seconds=7) == {"a": 1}
+    assert bench.median_seconds({"a": work}, repeats=5, seconds=7) == {"a": 1}
     assert now[0] == 8
 
 

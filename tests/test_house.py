@@ -183,7 +183,7 @@ JUDGES = [f"fedlib.lab.evidence.{name}" for name in ("claims", "findings", "tuni
     [
         (f"import {', '.join(JUDGES)}", "torch scipy sklearn fedlib.engine fedlib.datasets"),
         ("sys.argv[1:] = ['--help']; import fedlib.__main__", "torch pandas numba matplotlib"),
-        ("sys.argv[1:] = ['--help']; import fedlib.__main__", "fedlib.papers fedlib.lab.vertical"),
+        ("sys.argv[1:] = ['--help']; import fedlib.__main__", "fedlib.papers numba mpi4py"),
     ],
     ids=["judging", "help", "help-papers"],
 )

@@ -92,7 +92,8 @@ def trains(notebook, stops):
     """Start a training and see it end; or pause it, go on, and stop it."""
 
     def press(name):
-        button = f"[...{PANEL}.querySelectorAll('button')].find(e => e.innerText.trim() == '{name}')"
+        buttons = f"[...{PANEL}.querySelectorAll('button')]"
+        button = f"{buttons}.find(e => e.innerText.includes('{name}'))"
         notebook.until(f"{button} && !{button}.disabled", 20)
         notebook.page.evaluate(f"{button}.click()")
 

@@ -82,7 +82,7 @@ def test_no_number_of_seeds_is_promised_where_two_experiments_would_need_more():
 
 
 def test_a_check_across_experiments_names_both_records_and_belongs_to_both():
-    (claim,) = (claim for claim in claims.table("tiers") if claim["id"] == "TDCD-C5")
+    (claim,) = (claim for claim in claims.claims_of("tiers") if claim["id"] == "TDCD-C5")
     check = claim["check"][0]
     assert claims.experiments(check) == ["fig4", "fig3"]
     for name in ("fig3", "fig4"):
@@ -116,6 +116,6 @@ def test_what_saying_yes_to_everybody_gets():
     first = frame[(frame["round"] == 0) & (frame["metric"] == "f1")]["value"].unique()
     positives = M * first / (2 - first)
     (yes,) = first[(first > 0) & (abs(positives - positives.round()) < 1e-3)]
-    bounds = {check["bounds"][0] for claim in claims.table("tiers")
+    bounds = {check["bounds"][0] for claim in claims.claims_of("tiers")
               for check in claim["check"] if "saying yes" in check["what"]}  # fmt: skip
     assert bounds == {round(yes, 4)}

@@ -41,7 +41,7 @@ def smoke(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, tuple[build.Ru
         small = [r for r in records.stored() if r.path.match(f"{paper}/results/*.smoke.csv.gz")]
         small.sort(key=lambda record: record.manifest["wall_seconds"])
         for m, frame in ((r.manifest, r.frame) for r in small[1:]):
-            now = freshness.now(catalogue.settings(paper, m["experiment"], "smoke"))
+            now = freshness.present_code(catalogue.settings(paper, m["experiment"], "smoke"))
             records.save(elsewhere / "runs", frame, m | now)
     jobs = [(ROOT / notebook, out / notebook) for notebook in SMALL]
     before = Path.cwd()

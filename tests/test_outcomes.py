@@ -191,6 +191,8 @@ def test_what_is_exact_is_said_to_be():
 
 
 def test_outcomes_in_words():
-    assert outcomes.tally([HOLDS]) == "1 of 1 holds"
-    assert outcomes.tally([OPEN, HOLDS, REVERSED, OPEN]) == "1 of 4 hold, 1 reversed, 2 open"
-    assert outcomes.tally([]) == ""
+    assert outcomes.tally_outcomes([HOLDS]) == "1 of 1 holds"
+    assert (
+        outcomes.tally_outcomes([OPEN, HOLDS, REVERSED, OPEN]) == "1 of 4 hold, 1 reversed, 2 open"
+    )
+    assert outcomes.tally_outcomes([]) == ""

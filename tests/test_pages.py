@@ -132,7 +132,7 @@ def test_a_chapter_is_complete_when_every_claim_of_it_has_a_record(tmp_path, mon
     made = [["fig1"], ["fig2"], ["fig1", "fig3"], []]  # the second and the third wait
     table = [{"check": [{"experiment": name} for name in names] + [control]} for names in made]
     monkeypatch.setattr(records, "folder", lambda paper: tmp_path)
-    monkeypatch.setattr(claims, "table", lambda paper: table)
+    monkeypatch.setattr(claims, "claims_of", lambda paper: table)
     line = next(line for line in pages.papers() if "02_participation" in line)
     assert "`. 2 of its claims still wait for a record: [derive](" in line
 

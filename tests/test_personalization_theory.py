@@ -1007,7 +1007,7 @@ def powers(spread=0.02, **slopes):
 
 def decided(claim, number, runs, spread=0.02):
     """Return the outcome of one of a claim's checks on runs that fall like powers."""
-    (entry,) = [row for row in claims.table("personalization") if row["id"] == claim]
+    (entry,) = [row for row in claims.claims_of("personalization") if row["id"] == claim]
     check = entry["check"][number]
     told = check["with"]
     names = [told[key].replace(" ", "_") for key in ("run", "a", "b") if key in told]

@@ -56,7 +56,7 @@ def records(values: dict[str, list[list[float]]]) -> pd.DataFrame:
     )
 
 
-def test_registered_styles_differ_in_colour_and_in_grey():
+def test_the_styles_of_the_table_differ_in_colour_and_in_grey():
     for group in (METHODS, PROCESSES):
         looks = [plotting.style(name) for name in group]
         assert len({s.color for s in looks}) == len(group)
@@ -78,17 +78,6 @@ def test_unknown_name_gets_the_same_look_every_time():
     assert look == plotting.style("some-new-method")
     assert look.label == "some new method"
     assert look.marker not in {plotting.style(n).marker for n in METHODS + PROCESSES}
-
-
-def test_register_keeps_one_look_a_name(monkeypatch):
-    monkeypatch.setattr(plotting, "_STYLES", dict(plotting._STYLES))
-    look = plotting.register("delay-aware", color=plotting.SKY, marker="o", dashes=plotting.DOTTED)
-    assert plotting.style("delay-aware") == look
-    assert plotting.register("delay-aware", None, plotting.SKY, "o", plotting.DOTTED) == look
-    with pytest.raises(FedlibError, match="already has the style"):
-        plotting.register("delay-aware", color=plotting.RED, marker="o", dashes=plotting.LONG)
-    with pytest.raises(FedlibError, match="belongs to 'amplified'"):
-        plotting.register("another", marker="o", dashes=plotting.SOLID)
 
 
 def test_curves_draw_the_mean_and_the_sample_deviation():
@@ -183,18 +172,8 @@ def test_label_histogram_shows_shares():
     np.testing.assert_allclose(ax.images[0].get_array(), [[0.75, 0], [0.25, 1]])
 
 
-def test_participation_pattern_adds_up_groups():
-    weights = np.array([[0.5, 0.5, 0, 0], [0, 0.25, 0.25, 0.5]])
-    ax = plotting.participation_pattern(weights, groups=[[0, 1], [2, 3]])
-    np.testing.assert_allclose(ax.images[0].get_array(), [[1, 0.25], [0, 0.75]])
-    with pytest.raises(FedlibError, match="rounds, clients"):
-        plotting.participation_pattern(weights[0])
-
-
 def test_use_gives_opaque_white_figures():
     with matplotlib.rc_context():
-        plotting.use("png")
+        plotting.use()
         assert plt.rcParams["figure.facecolor"] == "white"
         assert not plt.rcParams["savefig.transparent"]
-        with pytest.raises(FedlibError, match="image format"):
-            plotting.use("gif")

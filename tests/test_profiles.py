@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 CASES = [
     (paper, name, profile)
     for paper in catalogue.papers()
-    for name in catalogue.names(paper)
+    for name in catalogue.experiment_names(paper)
     for profile in catalogue.profiles(paper, name)
     if profile != "smoke"  # those run whole, see test_experiments
 ]

@@ -36,7 +36,7 @@ def test_seeds_may_be_made_together(place, tmp_path):
     place["page"].write_text(place["page"].read_text().replace("0.5", "0.5\ntogether = 2", 1))
     told = []
     queue.work(1, told.append, **place)
-    assert [row["seeds"] for row in queue.rows(**place)][0] == "2/2"
+    assert [row["seeds"] for row in queue.queue_rows(**place)][0] == "2/2"
     assert any("fig3.smoke: seed 1, 2 begins" in line for line in told)
 
 
@@ -47,10 +47,10 @@ def in_order(frame: pd.DataFrame) -> pd.DataFrame:
 
 def test_seed_by_seed_it_makes_what_a_run_of_all_seeds_makes(place, tmp_path):
     told = []
-    assert [row["state"] for row in queue.rows(**place)] == ["waiting", "waiting"]
-    assert [row["needed [h]"] for row in queue.rows(**place)] == [0.5, 0.5]
+    assert [row["state"] for row in queue.queue_rows(**place)] == ["waiting", "waiting"]
+    assert [row["needed [h]"] for row in queue.queue_rows(**place)] == [0.5, 0.5]
     queue.work(1, told.append, **place)
-    assert [row["state"] for row in queue.rows(**place)] == ["done", "done"]
+    assert [row["state"] for row in queue.queue_rows(**place)] == ["done", "done"]
     whole = experiments.run(*FIG3, device="cpu", out=tmp_path / "whole", progress=False)
     held = records.load(*FIG3, place["out"])
     assert held.manifest["seeds"] == whole.manifest["seeds"]
@@ -75,9 +75,9 @@ def test_without_time_nothing_is_begun_and_a_stopped_seed_goes_on(place, monkeyp
         m.setattr(experiments, "run", short)
         queue.work(1, told.append, **place)
     assert "stopped in time after 1 of" in told[-1]
-    assert queue.rows(**place)[0]["state"] == "under way"
+    assert queue.queue_rows(**place)[0]["state"] == "under way"
     queue.work(1, told.append, **place)
-    assert [row["state"] for row in queue.rows(**place)] == ["done", "done"]
+    assert [row["state"] for row in queue.queue_rows(**place)] == ["done", "done"]
 
 
 def test_what_another_process_is_at_is_left_to_it(place):
@@ -85,12 +85,12 @@ def test_what_another_process_is_at_is_left_to_it(place):
     folder = files.make_folder(place["home"] / first / "hierarchy")
     with locks.only_one(folder / ".fig3.smoke.lock", "hierarchy fig3"):
         queue.work(1, lambda text: None, **place)
-    states = {row["record"]: row["seeds"] for row in queue.rows(**place)}
+    states = {row["record"]: row["seeds"] for row in queue.queue_rows(**place)}
     assert states["hierarchy/fig3.smoke"] == "1/2", "the other seed, and none joined"
     with pytest.raises(records.MissingRecord):
         records.load(*FIG3, place["out"])
     queue.work(1, lambda text: None, **place)
-    assert queue.rows(**place)[0]["state"] == "done"
+    assert queue.queue_rows(**place)[0]["state"] == "done"
 
 
 def test_one_that_cannot_be_made_keeps_no_other_waiting(place, monkeypatch):
@@ -103,12 +103,12 @@ def test_one_that_cannot_be_made_keeps_no_other_waiting(place, monkeypatch):
 
     monkeypatch.setattr(experiments, "run", run)
     queue.work(1, told.append, **place)
-    assert [row["state"] for row in queue.rows(**place)] == ["waiting", "done"]
+    assert [row["state"] for row in queue.queue_rows(**place)] == ["waiting", "done"]
     assert any("No data." in line for line in told)
 
 
 def test_the_book_s_queue_asks_for_what_there_is_and_tunes_first():
-    held = queue.read()
+    held = queue.read_queue()
     names = [(row["paper"], row["experiment"], row["profile"]) for row in held]
     assert len(set(names)) == len(names)
     for place, (paper, experiment, profile) in enumerate(names):

@@ -36,7 +36,7 @@ def manifest(experiment="fig1", profile="quick", **changes):
         wall_seconds=1.0, device="CPU", versions={}, commit="a" * 40, data={"file": "hash"},
         fidelity="canonical", diverged={}, date="2026-05-04T03:02:01+00:00",
         instructions="AVX2", small=None,
-        **freshness.now(catalogue.settings(PAPER, experiment, profile)),
+        **freshness.present_code(catalogue.settings(PAPER, experiment, profile)),
     )  # fmt: skip
     return held | changes
 
@@ -309,10 +309,10 @@ def test_words_about_an_experiment_make_nothing_stale(tmp_path):
 
 def test_changed_code_that_the_small_run_went_through_is_checked(tmp_path):
     now, before = manifest()["code"], manifest()["code"] | {GRAD: "0", "gone": "1"}
-    today = freshness.now(catalogue.settings(PAPER, "fig1", "smoke"))["code"]
+    today = freshness.present_code(catalogue.settings(PAPER, "fig1", "smoke"))["code"]
     small = today | {GRAD: "0", "gone": "1"}  # what the small run went through then
-    then = freshness.digest(small)
-    noted = freshness.seen(freshness.seen({}, small), today)
+    then = freshness.short_digest(small)
+    noted = freshness.stamp(freshness.stamp({}, small), today)
     seen, tables = noted["seen"], noted["tables"]
     for found, word in (
         (noted, "checked"),
@@ -356,11 +356,11 @@ def test_a_table_with_plain_names_is_compared_hash_by_hash(tmp_path):
         state = stored(tmp_path, code=before | {name: found}).state
         assert state.word == "stale" and name in state.why, "one of two of that name has changed"
     unknown = {name: found for name, found in before.items() if name != "stream"}
-    small = freshness.now(catalogue.settings(PAPER, "fig1", "smoke"))["code"]
-    noted = freshness.seen(freshness.seen({}, older(small)), small)
-    for found, word in ((freshness.seen({}, older(small)), "stale"), (noted, "checked")):
+    small = freshness.present_code(catalogue.settings(PAPER, "fig1", "smoke"))["code"]
+    noted = freshness.stamp(freshness.stamp({}, older(small)), small)
+    for found, word in ((freshness.stamp({}, older(small)), "stale"), (noted, "checked")):
         records.save(tmp_path, FRAME, manifest(profile="smoke") | found)
-        record = stored(tmp_path, code=unknown, small=freshness.digest(older(small)))
+        record = stored(tmp_path, code=unknown, small=freshness.short_digest(older(small)))
         assert record.state.word == word, "what nobody looked for then was seen since, or was not"
 
 
@@ -388,13 +388,13 @@ def test_a_definition_that_has_moved_has_not_changed(tmp_path):
 def test_data_that_can_be_made_are_made_again(paper, experiment, profile, monkeypatch):
     m = records.load(paper, experiment, profile).manifest
     settings = catalogue.settings(paper, experiment, profile)
-    now = m | freshness.now(settings)
-    assert freshness.judge(now, settings, again=True) == ("fresh", "")
+    now = m | freshness.present_code(settings)
+    assert freshness.judge_record(now, settings, again=True) == ("fresh", "")
     (part,) = m["data"].keys() - {"as used"}
     other = now | {"data": m["data"] | {part: "0" * 64}}
     told = ("stale", f"Data have changed: {settings['dataset']}.")
-    assert freshness.judge(other, settings, again=True) == told
-    assert freshness.judge(now | {"data": {"as used": "0"}}, settings, again=True) == told
+    assert freshness.judge_record(other, settings, again=True) == told
+    assert freshness.judge_record(now | {"data": {"as used": "0"}}, settings, again=True) == told
 
 
 @pytest.mark.parametrize("module", ["generators", "writers"])
@@ -414,9 +414,11 @@ def test_a_generator_that_makes_other_data_is_noticed(module, monkeypatch):
     monkeypatch.setattr(generators, "_kept", {})
     freshness._made.cache_clear()
     settings = catalogue.settings(paper, experiment, "smoke")
-    now = records.load(paper, experiment, "smoke").manifest | freshness.now(settings)
-    assert freshness.judge(now, settings, again=True).why.startswith("Data have changed")
-    assert freshness.judge(now, settings).word == "fresh", "nothing is made where nobody asks"
+    now = records.load(paper, experiment, "smoke").manifest | freshness.present_code(settings)
+    assert freshness.judge_record(now, settings, again=True).why.startswith("Data have changed")
+    assert freshness.judge_record(now, settings).word == "fresh", (
+        "nothing is made where nobody asks"
+    )
     freshness._made.cache_clear()
 
 
@@ -426,8 +428,10 @@ def test_rows_of_a_bundled_set_that_are_others_are_told_not_thrown(monkeypatch):
     held.data = held.data + 1
     monkeypatch.setattr(sklearn.datasets, "load_breast_cancer", lambda: held)
     settings = catalogue.settings("vertical", "credit-convex", "smoke")
-    now = records.load("vertical", "credit-convex", "smoke").manifest | freshness.now(settings)
-    assert freshness.judge(now, settings, again=True).word == "stale"
+    now = records.load("vertical", "credit-convex", "smoke").manifest | freshness.present_code(
+        settings
+    )
+    assert freshness.judge_record(now, settings, again=True).word == "stale"
     freshness._made.cache_clear()
 
 

@@ -99,7 +99,7 @@ def test_what_is_right_passes_and_keeps_its_values(walk, tmp_path):
     record = experiments.run("walk", "far", "smoke", out=tmp_path / "out", progress=False)
     assert record.manifest["settings"]["window"] == 3
     assert record.frame["value"].tolist() == [0.1, 0.1, 2, 2]
-    first, second = claims.table("walk")[0]["check"]
+    first, second = claims.claims_of("walk")[0]["check"]
     assert second["bounds"] == [0, float("inf")] and type(second["bounds"][0]) is int
     assert first["with"]["metric"] == "loss"
 
@@ -171,7 +171,7 @@ def test_a_study_that_names_no_settings_reads_what_it_likes(walk, tmp_path):
 def test_a_mistake_in_a_claim_is_named(walk, old, new, words):
     walk("claims", old, new)
     with pytest.raises(FedlibError) as told:
-        claims.table("walk")
+        claims.claims_of("walk")
     assert [word for word in words if word not in str(told.value)] == [], told.value
 
 
@@ -189,12 +189,12 @@ def test_a_slope_of_nothing_is_no_measurement(walk, tmp_path):
 
 @pytest.mark.parametrize("paper", catalogue.papers())
 def test_the_book_s_own_pages_are_sound(paper):
-    for name in catalogue.names(paper):
+    for name in catalogue.experiment_names(paper):
         for profile in catalogue.profiles(paper, name):
-            catalogue.check(paper, name, profile)
-    for claim in claims.table(paper):
+            catalogue.check_experiment(paper, name, profile)
+    for claim in claims.claims_of(paper):
         for check in claim.get("check", []):
-            assert {*claims.experiments(check)} <= {*catalogue.names(paper)}, claim["id"]
+            assert {*claims.experiments(check)} <= {*catalogue.experiment_names(paper)}, claim["id"]
 
 
 def test_a_card_is_checked(tmp_path, monkeypatch):
@@ -233,10 +233,14 @@ def test_without_pydantic_pages_read_the_same_and_experiments_with_a_warning(mon
     assert datasets.all_cards() == every
     catalogue._read.cache_clear()
     with pytest.warns(UserWarning, match="unchecked"):
-        held = {e: catalogue.settings("tiers", e, "smoke") for e in catalogue.names("tiers")}
+        held = {
+            e: catalogue.settings("tiers", e, "smoke") for e in catalogue.experiment_names("tiers")
+        }
     monkeypatch.undo()
     catalogue._read.cache_clear()
-    assert held == {e: catalogue.settings("tiers", e, "smoke") for e in catalogue.names("tiers")}
+    assert held == {
+        e: catalogue.settings("tiers", e, "smoke") for e in catalogue.experiment_names("tiers")
+    }
 
 
 def test_many_faults_are_told_shortly():

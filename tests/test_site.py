@@ -193,7 +193,7 @@ def test_each_card_has_its_own_verdict_checks_and_words(html, verdicts):
             card = found[row["id"].lower()]
             words = text_of(card)
             assert f'verdict-{row["finding"].replace(",", "").replace(" ", "-")}"' in card
-            assert letters(scale.told(row["scale"], row["data"])) in letters(words)
+            assert letters(scale.setting(row["scale"], row["data"])) in letters(words)
             assert all(letters(line) in letters(words) for line in row["scale"])
             theirs, ours = words.split("We measure", 1)
             assert letters(row["statement"][:40]) in letters(theirs)
@@ -208,7 +208,7 @@ def test_each_card_has_its_own_verdict_checks_and_words(html, verdicts):
             for origin in row["origins"]:
                 assert origin[:40] in ours
             assert not row["profile"] or row["changed"][:20] in ours
-            age = ages.words(row["ages"]) if row["ages"]["first_look"] else ""
+            age = ages.age_in_words(row["ages"]) if row["ages"]["first_look"] else ""
             assert letters(age) in letters(ours)
 
 
@@ -219,7 +219,7 @@ def test_the_overview_counts_and_states_every_claim(html, verdicts):
     for rows in verdicts.values():
         for row in rows:
             (line,) = (line for line in lines if f" {row['id']} " in line)
-            assert f"{row['finding']} {row['told']}" in line
+            assert f"{row['finding']} {row['tally']}" in line
             assert letters(row["statement"][:40]) in letters(line)
 
 
@@ -230,11 +230,11 @@ def test_the_front_page_counts_the_verdicts(html, verdicts):
     for rows, line in zip(verdicts.values(), lines, strict=True):
         assert f"{len(rows)} claims" in line
         shown = {word: int(n) for n, word in re.findall(r"(\d+) ([a-z, ]+?) ?(?= \d|$)", line)}
-        counts = {word: n for word, n in claims.count(rows).items() if n}
+        counts = {word: n for word, n in claims.count_findings(rows).items() if n}
         assert counts.items() <= (shown | {"claims": len(rows)}).items()
 
 
-@pytest.mark.parametrize("paper", findings.papers())
+@pytest.mark.parametrize("paper", paths.papers("findings.toml"))
 def test_what_was_found_stands_on_both_pages_and_leads_to_its_claims(paper, html):
     chapter = paths.about(paths.paper_folder(paper))["chapter"]
     page = (html / "notebooks" / chapter / "3_reproduce.html").read_text("utf-8")

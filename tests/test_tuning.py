@@ -39,7 +39,7 @@ SETTINGS = dict(
 @pytest.fixture
 def wide(monkeypatch):
     monkeypatch.setattr(tuning, "study", lambda kind: valley)
-    return tuning.grid(Job(SETTINGS, tuning.SEEDS, progress=False))
+    return tuning.grid(Job(SETTINGS, tuning.TUNING_SEEDS, progress=False))
 
 
 def test_the_grid_grows_until_every_best_value_is_inside(wide):
@@ -79,7 +79,7 @@ def test_a_grid_does_not_grow_for_ever(monkeypatch):
     assert len(wide.frame["at"].unique()) == tuning.MOST
     assert not tuning.table(wide.frame).set_index("method").loc["slow", "interior"]
     with pytest.raises(FedlibError, match="'slow'.* lies at the edge"):
-        tuning.chosen(wide.frame, dict(runs=[dict(run="slow", lr="tuned")]))
+        tuning.tuned_values(wide.frame, dict(runs=[dict(run="slow", lr="tuned")]))
 
 
 def test_a_diverged_value_is_never_chosen():
@@ -101,14 +101,14 @@ def test_the_choice_is_made_on_the_last_third():
 def test_tuned_values_take_their_places(wide):
     asked = dict(runs=[dict(run="slow", lr="tuned", Q=2), dict(run="x", lr="tuned",
                  tuned_as="fast"), dict(run="fixed", lr=7.0)])  # fmt: skip
-    values = tuning.chosen(wide.frame, asked)
+    values = tuning.tuned_values(wide.frame, asked)
     found = tuning.table(wide.frame).set_index("method")["at"]
     assert values == {"slow": found["slow"], "x": found["fast"]}
     runs = tuning.apply(asked, values)["runs"]
     assert [run["lr"] for run in runs] == [found["slow"], found["fast"], 7.0]
     assert asked["runs"][0]["lr"] == "tuned", "the settings themselves stay as they were"
     with pytest.raises(FedlibError, match="'other' was not tuned"):
-        tuning.chosen(wide.frame, dict(runs=[dict(run="other", lr="tuned")]))
+        tuning.tuned_values(wide.frame, dict(runs=[dict(run="other", lr="tuned")]))
 
 
 # --- as experiments -------------------------------------------------------------------------------
@@ -225,7 +225,10 @@ def test_joined_seeds_are_the_seeds_run_together(tmp_path):
 def test_the_digest_of_settings_with_a_study_covers_it():
     plain = catalogue.settings("participation", "factor", "smoke")
     with_study = plain | dict(study="fedlib.lab.studies.tiers:latency")
-    assert freshness.now(plain)["code"].keys() < freshness.now(with_study)["code"].keys()
+    assert (
+        freshness.present_code(plain)["code"].keys()
+        < freshness.present_code(with_study)["code"].keys()
+    )
 
 
 def test_early_rounds_are_fibonacci_numbers():

@@ -414,7 +414,7 @@ def outcome_of(monkeypatch, claim, check, values):
 
 def test_a_speed_up_of_noise_is_not_linear(monkeypatch):
     """The rule of Figures 2 and 7, fed with times that have nothing to do with the parties."""
-    claim = next(c for c in claims.table("vertical") if c["id"] == "VFB2-C5")
+    claim = next(c for c in claims.claims_of("vertical") if c["id"] == "VFB2-C5")
     check = next(c for c in claim["check"] if c["measure"] == "final")
     rng, slopes = np.random.default_rng(4), []
     for _ in range(10):
@@ -427,11 +427,11 @@ def test_a_speed_up_of_noise_is_not_linear(monkeypatch):
 
 
 def test_claims_and_findings_of_the_specification_are_there():
-    ids = [claim["id"] for claim in claims.table("vertical")]
+    ids = [claim["id"] for claim in claims.claims_of("vertical")]
     assert {f"VFB2-C{k}" for k in range(1, 11)} <= set(ids)
-    for name in catalogue.names("vertical"):
+    for name in catalogue.experiment_names("vertical"):
         for profile in catalogue.profiles("vertical", name):
-            catalogue.check("vertical", name, profile)
+            catalogue.check_experiment("vertical", name, profile)
             s = catalogue.settings("vertical", name, profile)
             drawn = profile != "smoke" and name != "trees"  # where nothing is, one seed is enough
             assert not drawn or (s["seeds"] == 3 if "tunes" in s else s["seeds"] >= 10)

@@ -5,6 +5,7 @@ What is compared takes turns in one run, so the ratios hold on a busy machine, t
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import itertools
@@ -82,7 +83,7 @@ def plain_loop(task: Task, theta: Tensor, batches: list[Batch], lr: float) -> Ca
     return work
 
 
-def measure(
+def median_seconds(
     works: dict[str, Callable[[], Any]],
     device: str = "cpu",
     repeats: int = 5,
@@ -142,19 +143,19 @@ def least(work: Callable[..., Tensor], inputs: list[Tensor], seconds: float = 0.
 
     On a GPU it is recorded many times over, so that no launch counts that a recording saves.
     """
-    again, times, found = work, 1, []
+    again, times, taken = work, 1, []
     work(*inputs)  # libraries settle
     if inputs[0].is_cuda:
         times = 16
-        again = Recording(lambda *given: [work(*given) for _ in range(times)][-1], inputs)
+        again = Recording(lambda *args: [work(*args) for _ in range(times)][-1], inputs)
     until = time.perf_counter() + seconds
-    while len(found) < 3 or time.perf_counter() < until:
+    while len(taken) < 3 or time.perf_counter() < until:
         began = time.perf_counter()
         again(*inputs)
         if inputs[0].is_cuda:
             torch.cuda.synchronize()
-        found.append((time.perf_counter() - began) / times)
-    return min(found)
+        taken.append((time.perf_counter() - began) / times)
+    return min(taken)
 
 
 def products(copies: int, x: int, inward: int, outward: int, like: Tensor) -> Ways:
@@ -169,7 +170,7 @@ def products(copies: int, x: int, inward: int, outward: int, like: Tensor) -> Wa
 
 
 def convolutions(
-    copies: int, layer: nn.Conv2d, given: Tensor, out: Tensor, below: bool, like: Tensor, order: Any
+    copies: int, layer: nn.Conv2d, x: Tensor, out: Tensor, below: bool, like: Tensor, order: Any
 ) -> Ways:
     """Return a convolution, the copies' channels side by side, and its gradients."""
 
@@ -177,7 +178,7 @@ def convolutions(
         sizes = [size * copies if i == axis else size for i, size in enumerate(one.shape)]
         return like.new_ones(sizes).to(memory_format=order)
 
-    h, w, slope = (side_by_side(*one) for one in ((given, 1), (layer.weight, 0), (out, 1)))
+    h, w, slope = (side_by_side(*one) for one in ((x, 1), (layer.weight, 0), (out, 1)))
     how, mask = (layer.stride, layer.padding, layer.dilation), [below, True, False]
     back = torch.ops.aten.convolution_backward
     return [
@@ -200,11 +201,11 @@ def floor(task: Task, theta: Tensor, batches: list[Batch]) -> float:
     module, layers = copy.deepcopy(task.model.module).to_empty(device="cpu"), []
     for part in module.modules():
         if isinstance(part, (nn.Linear, nn.Conv2d)):
-            part.register_forward_hook(lambda part, given, out: layers.append((part, *given, out)))
+            part.register_forward_hook(lambda part, x, out: layers.append((part, *x, out)))
     module(torch.zeros(size, *task.data.x.shape[1:]))
     seconds = 0.0
     with steady():
-        for i, (layer, given, out) in enumerate(layers):
+        for i, (layer, x, out) in enumerate(layers):
             outward, inward = layer.weight.flatten(1).shape
             columns, several = out.numel() // outward, {1, min(8, copies), copies}
             due = 3 if i else 2  # the first layer's inputs are data
@@ -212,8 +213,7 @@ def floor(task: Task, theta: Tensor, batches: list[Batch]) -> float:
             if isinstance(layer, nn.Conv2d):
                 orders = (torch.contiguous_format, torch.channels_last)
                 for n, order in itertools.product((1, copies), orders):
-                    alike = (layer, given, out, i > 0, theta, order)
-                    ways.append((n, convolutions(n, *alike)))
+                    ways.append((n, convolutions(n, layer, x, out, i > 0, theta, order)))
             seconds += min(sum(least(*one) for one in way) / n for n, way in ways)
     return len(batches) * copies * seconds / cores
 
@@ -232,13 +232,13 @@ def local_steps(name: str, device: str) -> dict[str, Any]:
         most about one; which was chosen; the device; and how many copies it has room for.
     """
     task, theta, batches = work = workload(name, device)
-    chosen = "recorded" if device == "cuda" else "threads"
+    usual = "recorded" if device == "cuda" else "threads"
     works = {"plain loop": plain_loop(*work, 0.01)}
-    for way in ("loop", "batched", chosen):
+    for way in ("loop", "batched", usual):
         works[way] = functools.partial(local_sgd, *work, 0.01, backend=way)
-    seconds, low = measure(works, device), floor(*work)
+    seconds, low = median_seconds(works, device), floor(*work)
     row = compared(name, seconds) | {"floor [ms]": round(1000 * low, 3)}
-    row |= {"share": round(low / seconds[chosen], 2), "chosen": chosen, "device": device}
+    row |= {"share": round(low / seconds[usual], 2), "chosen": usual, "device": device}
     return row | {"copies that fit": copies_that_fit(task, theta, batches[0])}
 
 
@@ -327,7 +327,7 @@ def personalization_table() -> list[dict[str, Any]]:
                                       how.init(task, (0,)), task)
             for method, how in methods.items()
         }  # fmt: skip
-        seconds = measure(works)
+        seconds = median_seconds(works)
         usual, once = (seconds[f"PERM, weights each {when}"] for when in ("epoch", "round"))
         seconds["PERM, weights each epoch"] = ((clients - 1) * usual + once) / clients
         rows.append(compared(name, seconds))
@@ -347,12 +347,12 @@ def run(name: str) -> list[dict[str, Any]]:
 # --- keeping them ---------------------------------------------------------------------------------
 
 
-def folder(out: str | Path | None = None) -> Path:
+def bench_folder(out: str | Path | None = None) -> Path:
     """Return the folder of kept measurements; default is the one that ships with fedlib."""
     return (data_folder() / "results" if out is None else Path(out)) / "bench"
 
 
-def save(name: str, rows: list[dict[str, Any]], out: str | Path | None = None) -> Path:
+def save_bench(name: str, rows: list[dict[str, Any]], out: str | Path | None = None) -> Path:
     """Keep a measurement with what it was measured on, as ``bench/NAME/DATE.json``.
 
     Rows that name no device were measured on the CPU, whatever else the machine has. A file that
@@ -365,21 +365,19 @@ def save(name: str, rows: list[dict[str, Any]], out: str | Path | None = None) -
     """
     (device,) = {row.get("device", "cpu") for row in rows}
     about = experiments.provenance(device)
-    target = files.make_folder(folder(out) / name)
+    target = files.make_folder(bench_folder(out) / name)
     page = json.dumps({"bench": name, **about, "rows": rows}, indent=1) + "\n"
-    when, n = about["date"][:19].replace(":", "-"), 1
-    while True:
+    when = about["date"][:19].replace(":", "-")
+    for n in itertools.count(1):
         path = target / f"{when}{f'_{n}' * (n > 1)}.json"
-        try:
+        with contextlib.suppress(FileExistsError):
             path.touch(exist_ok=False)  # from here on it is ours
             break
-        except FileExistsError:
-            n += 1
     files.publish(path, page.encode())
     return path
 
 
-def load(name: str, out: str | Path | None = None) -> list[dict[str, Any]]:
+def load_bench(name: str, out: str | Path | None = None) -> list[dict[str, Any]]:
     """Return every kept measurement of a benchmark, oldest first."""
-    paths = sorted((folder(out) / name).glob("*.json"))
+    paths = sorted((bench_folder(out) / name).glob("*.json"))
     return sorted((json.loads(path.read_text()) for path in paths), key=lambda page: page["date"])

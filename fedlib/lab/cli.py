@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ast
 import errno
-import importlib
 import json
 import os
 import sys
@@ -15,24 +13,13 @@ from typing import Annotated, Any
 import typer
 import typer.core
 
+from fedlib import paths
 from fedlib.errors import FedlibError
-from fedlib.paths import expand
-
-HERE = Path(__file__).parent
+from fedlib.lab.vertical import commands
 
 
 class _ForPeople(typer.core.TyperGroup):
-    """Mistakes are printed for people, interruptions end quietly; neither with a traceback.
-
-    A folder here that has a ``commands.py`` with a typer ``app`` adds a group of its name.
-    """
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        return [*super().list_commands(ctx), *_folders_with_commands()]
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        its = cmd_name in _folders_with_commands()
-        return _Folder(cmd_name) if its else super().get_command(ctx, cmd_name)
+    """Mistakes are printed for people, interruptions end quietly; neither with a traceback."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -43,28 +30,6 @@ class _ForPeople(typer.core.TyperGroup):
         except KeyboardInterrupt:
             typer.echo("Interrupted. Run the same command again to go on.", err=True)
             raise typer.Exit(130) from None
-
-
-class _Folder(typer.core.TyperGroup):
-    """The commands of a folder: imported when it is asked for them, not to say what it is."""
-
-    def __init__(self, name: str) -> None:
-        told = ast.parse((HERE / name / "commands.py").read_text("utf-8"))
-        super().__init__(name=name, help=ast.get_docstring(told), no_args_is_help=True)
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        return self._whole().list_commands(ctx)
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        return self._whole().get_command(ctx, cmd_name)
-
-    def _whole(self) -> Any:
-        its = importlib.import_module(f"fedlib.lab.{self.name}.commands")
-        return typer.main.get_command(its.app)
-
-
-def _folders_with_commands() -> list[str]:
-    return sorted(path.parent.name for path in HERE.glob("*/commands.py"))
 
 
 app = typer.Typer(
@@ -78,25 +43,33 @@ data_app = typer.Typer(help="Data sets: what there is, download, verify.", no_ar
 app.add_typer(data_app, name="data")
 batch_app = typer.Typer(help="Many runs: start, status, collect, plot.", no_args_is_help=True)
 app.add_typer(batch_app, name="batch")
-
-TF32 = "On a GPU, multiply with factors of 11 bits: faster, less exact."
+app.add_typer(commands.app, name="vertical", help=commands.__doc__, no_args_is_help=True)
 
 
 def _folder(path: str) -> Path:
     """Expand ``~`` where a shell has not: in ``--out=~/runs``."""
     if not str(path).strip():
         raise typer.BadParameter("it names no folder. For the current one: --out .")
-    return expand(path, "--out")
+    return paths.expand(path, "--out")
 
 
-PLACE: dict[str, Any] = dict(parser=_folder, metavar="<path>")
+def _place(text: str, kind: Any = typer.Option) -> Any:
+    """Return an option, or an argument, for a folder or a file."""
+    return kind(parser=_folder, metavar="<path>", help=text)
 
 
+Paper = Annotated[str, typer.Argument(help="For example: participation.")]
+AnyPaper = Annotated[str | None, typer.Argument(help="Default: every paper.")]
 Changes = Annotated[
     list[str] | None,
     typer.Option("--set", help="NAME=VALUE for a setting, or RUN.NAME=VALUE; several times."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print a list of rows as JSON.")]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+Tf32 = Annotated[
+    bool,
+    typer.Option("--tf32", help="On a GPU, multiply with factors of 11 bits: faster, less exact."),
+]
 
 
 def _print(rows: list[dict[str, Any]], as_json: bool, columns: list[str] | None = None) -> None:
@@ -121,9 +94,9 @@ def list_(as_json: Json = False) -> None:
 
     rows = [row for paper in catalogue.papers() for row in catalogue.describe(paper)]
     for row in rows:
+        names = row["paper"], row["experiment"]
         each = row["profiles"].split(", ")
-        told = [f"{p} {duration.told(row['paper'], row['experiment'], p)}" for p in each]
-        row["took"] = ", ".join(told)
+        row["took"] = ", ".join(f"{name} {duration.took_in_words(*names, name)}" for name in each)
     _print(rows, as_json)
 
 
@@ -131,8 +104,8 @@ def _seeds(text: str | None) -> int | list[int] | None:
     """Read a number of seeds, or seeds with commas between them."""
     if text is None:
         return None
-    words = [word for word in text.split(",") if word.strip()]
-    if words and all(word.strip().isdecimal() and len(word) < 30 for word in words):
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if words and all(word.isdecimal() and len(word) < 20 for word in words):
         numbers = [int(word) for word in words]
         if "," in text and max(numbers) < 2**63:
             return numbers
@@ -151,7 +124,7 @@ def _somebody_is_there() -> bool:
 
 @app.command()
 def run(
-    paper: Annotated[str, typer.Argument(help="For example: participation.")],
+    paper: Paper,
     experiment: Annotated[str, typer.Argument(help="For example: fig1. See: fedlib list.")],
     profile: Annotated[
         str, typer.Option(help="smoke, quick, long or paper; fedlib list says what took how long.")
@@ -159,11 +132,9 @@ def run(
     seeds: Annotated[
         str | None, typer.Option(help="How many, or which: 3, or 4,5,6. Default: the profile's.")
     ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    out: Annotated[Path, typer.Option(**PLACE, help="Folder for the record.")] = Path(
-        "runs"
-    ),
-    tf32: Annotated[bool, typer.Option("--tf32", help=TF32)] = False,
+    device: Device = "auto",
+    out: Annotated[Path, _place("Folder for the record.")] = Path("runs"),
+    tf32: Tf32 = False,
     replace: Annotated[
         bool, typer.Option("--replace", help="Overwrite a record with other seeds or settings.")
     ] = False,
@@ -176,14 +147,14 @@ def run(
 
     Interrupted, it goes on when started again.
     """
-    from fedlib.lab.batch.grid import values
+    from fedlib.lab.batch.grid import assignments
     from fedlib.lab.evidence import ages, duration, experiments
 
     def announce(plan: duration.Plan) -> None:
         expected = duration.expect(plan, lambda text: typer.echo(text, err=True))
         typer.echo(expected, err=True)
-        long = expected.left > duration.HOUR and not yes and _somebody_is_there()
-        if long and not typer.confirm("Start it? (--yes says so beforehand.)", err=True):
+        asks = expected.left > duration.HOUR and not yes and _somebody_is_there()
+        if asks and not typer.confirm("Start it? (--yes says so beforehand.)", err=True):
             raise FedlibError(
                 "Not started. Take fewer --seeds or a smaller --profile, or start it with --yes."
             )
@@ -194,7 +165,7 @@ def run(
         ages.committed(paper, experiment, profile)
     record = experiments.run(
         paper, experiment, profile, seeds=which, device=device, out=out, tf32=tf32,
-        replace=replace, changes=values(changes or []), announce=announce,
+        replace=replace, changes=assignments(changes or []), announce=announce,
     )  # fmt: skip
     for name, where in record.manifest["diverged"].items():
         seeds = ", ".join(f"seed {seed} by round {t}" for seed, t in where.items())
@@ -205,10 +176,10 @@ def run(
 
 @app.command()
 def join(
-    paper: Annotated[str, typer.Argument(help="For example: participation.")],
+    paper: Paper,
     experiment: Annotated[str, typer.Argument(help="For example: fig1.")],
     sources: Annotated[list[Path], typer.Argument(help="Folders of records, two or more.")],
-    out: Annotated[Path, typer.Option(**PLACE, help="Folder for the joined record.")],
+    out: Annotated[Path, _place("Folder for the joined record.")],
     profile: Annotated[str, typer.Option(help="smoke, quick, long or paper.")] = "quick",
 ) -> None:
     """Join records of one experiment that were run with different seeds."""
@@ -226,26 +197,24 @@ SIGNS = {
 
 @app.command()
 def claims(
-    paper: Annotated[str | None, typer.Argument(help="Default: every paper.")] = None,
+    paper: AnyPaper = None,
     as_json: Json = False,
-    out: Annotated[
-        Path | None, typer.Option(**PLACE, help="Judge the records in this folder.")
-    ] = None,
+    out: Annotated[Path | None, _place("Judge the records in this folder.")] = None,
 ) -> None:
     """Judge the papers' claims from stored records."""
     from fedlib.lab.evidence import ages, scale
     from fedlib.lab.evidence import claims as judge
 
-    papers = [paper] if paper else judge.papers()
+    papers = [paper] if paper else paths.papers("claims.toml")
     rows = [row for name in papers for row in judge.judge(name, out)]
     if as_json:
         _print(rows, True)
         return
     for row in rows:
-        typer.echo(f"{row['id']}  {row['finding'].upper()}  {row['told']}  ({row['record']})")
+        typer.echo(f"{row['id']}  {row['finding'].upper()}  {row['tally']}  ({row['record']})")
         typer.echo(f"  {row['statement']}")
         if row["data"]:
-            typer.echo(f"  {scale.told(row['scale'], row['data'])}")
+            typer.echo(f"  {scale.setting(row['scale'], row['data'])}")
         for name, finding in row["readings"].items():
             typer.echo(f"  read as {name}: {finding}")
         for check in row["checks"]:
@@ -255,7 +224,7 @@ def claims(
             typer.echo(f"      {check['measured']}, asked: {check['asked']}{why}")
         for line in row["origins"]:
             typer.echo(f"  {line}")
-        typer.echo(f"  {ages.words(row['ages'])}" if row["ages"]["first_look"] else "")
+        typer.echo(f"  {ages.age_in_words(row['ages'])}" if row["ages"]["first_look"] else "")
     typer.echo("  ".join(f"{sign} {word}" for word, sign in SIGNS.items()))
 
 
@@ -272,7 +241,7 @@ def records_(
     from fedlib.lab.evidence import queue
 
     if not go_on:
-        _print(queue.rows(), as_json)
+        _print(queue.queue_rows(), as_json)
         return
     torch.set_num_threads(cores)
     queue.work(hours, typer.echo, sys.stderr.isatty())
@@ -288,18 +257,19 @@ def stale(
 
     rows = []
     for record in records.stored():
-        m, state = record.manifest, record.compared(again=True)
+        paper, experiment, profile = record.names
+        state = record.compared(again=True)
         if everything or state.word == "stale":
-            again = catalogue.command(m["paper"], m["experiment"], profile=m["profile"])
-            row = {"record": f"{m['paper']}/{m['experiment']}.{m['profile']}", "state": state.word}
-            rows.append(row | {"why": state.why, "again": again})
+            again = catalogue.command(paper, experiment, profile=profile)
+            name = f"{paper}/{experiment}.{profile}"
+            rows.append(dict(record=name, state=state.word, why=state.why, again=again))
     if rows or as_json:
         _print(rows, as_json)
 
 
 @app.command()
 def check(
-    paper: Annotated[str | None, typer.Argument(help="Default: every paper.")] = None,
+    paper: AnyPaper = None,
 ) -> None:
     """Make the stored smoke records again and compare; exits 1 when a number has changed.
 
@@ -309,11 +279,11 @@ def check(
 
     wrong = 0
     for name in [paper] if paper else catalogue.papers():
-        for experiment in catalogue.names(name):
+        for experiment in catalogue.experiment_names(name):
             with tempfile.TemporaryDirectory() as place:
-                found = experiments.check(name, experiment, place, progress=False)
-            typer.echo(f"{name} {experiment}: {found or 'the same'}")
-            wrong += bool(found)
+                differs = experiments.check_again(name, experiment, place, progress=False)
+            typer.echo(f"{name} {experiment}: {differs or 'the same'}")
+            wrong += bool(differs)
     if wrong:
         raise typer.Exit(1)
 
@@ -324,7 +294,7 @@ def bench(
     as_json: Json = False,
     out: Annotated[
         Path | None,
-        typer.Option(**PLACE, help="Keep the table in this folder of records."),
+        _place("Keep the table in this folder of records."),
     ] = None,
 ) -> None:
     """Time the batched engine against a plain loop on this machine, as ratios."""
@@ -334,7 +304,7 @@ def bench(
     if out is not None:
         files.make_folder(out)
     rows = benches.run(name)
-    kept = None if out is None else benches.save(name, rows, out)
+    kept = None if out is None else benches.save_bench(name, rows, out)
     _print(rows, as_json)
     if kept:
         typer.echo(f"Kept as {kept}", err=True)
@@ -343,14 +313,12 @@ def bench(
 @app.command()
 def gpu(
     minutes: Annotated[float, typer.Option(min=0.1, help="Time to spend.")] = 25,
-    out: Annotated[
-        Path, typer.Option(**PLACE, help="Folder for all that is found.")
-    ] = Path("runs/gpu"),
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    out: Annotated[Path, _place("Folder for all that is found.")] = Path("runs/gpu"),
+    device: Device = "auto",
     profile: Annotated[
         str, typer.Option(help="Which records to make: smoke, quick or paper.")
     ] = "paper",
-    tf32: Annotated[bool, typer.Option("--tf32", help=TF32)] = False,
+    tf32: Tf32 = False,
 ) -> None:
     """Check a GPU against the CPU, time it, and go on with the large records.
 
@@ -361,13 +329,13 @@ def gpu(
     whole.run(minutes, out, device, profile, tf32, typer.echo)
 
 
-Folder = Annotated[Path, typer.Argument(**PLACE, help="The folder of the batch.")]
+Folder = Annotated[Path, _place("The folder of the batch.", typer.Argument)]
 
 
 @batch_app.command("run")
 def batch_run(
     grid: Annotated[Path, typer.Argument(help="A TOML file: what is the same, and axes.")],
-    out: Annotated[Path, typer.Option(**PLACE, help="Folder for everything.")],
+    out: Annotated[Path, _place("Folder for everything.")],
     workers: Annotated[int, typer.Option(min=1, help="Processes side by side.")] = 1,
     threads: Annotated[int, typer.Option(min=1, help="Threads of each.")] = 1,
     ray: Annotated[
@@ -385,53 +353,48 @@ def batch_run(
     Exits 1 when a job has failed.
     """
     from fedlib.lab import batch
-    from fedlib.lab.batch.grid import values
+    from fedlib.lab.batch.grid import assignments
     from fedlib.lab.batch.spread import remaining
-    from fedlib.lab.batch.units import describe, plan
+    from fedlib.lab.batch.units import describe_units, plan
 
-    given = values(changes or [])
+    values = assignments(changes or [])
     if dry_run:
-        todo = plan(batch.read(grid, given), workers, shard)
+        todo = plan(batch.read_grid(grid, values), workers, shard)
         left = [part for unit in todo for part in remaining(unit, out, retry)]
         if left:
-            _print(describe(left), False)
+            _print(describe_units(left), False)
         every, some = (sum(len(unit.jobs) for unit in units) for units in (todo, left))
         typer.echo(f"{some} of {every} jobs to run; the others are done, or failed without --retry"
                    if some < every else f"{every} jobs to run")  # fmt: skip
         return
-    table = batch.run(grid, out, workers, threads, ray, shard, retry, given, sys.stderr.isatty())
-    _told(table)
-    _lacking(out)
+    table = batch.run(grid, out, workers, threads, ray, shard, retry, values, sys.stderr.isatty())
+    _print_jobs(out, table)
     typer.echo(f"Wrote {out / 'jobs.csv'}")
     if (table["status"] == "failed").any():
         raise typer.Exit(1)
-
-
-def _lacking(folder: Path) -> None:
-    """Say when records lack the headline."""
-    from fedlib.lab.batch import store
-
-    if told := store.lacking(folder):
-        typer.echo(told, err=True)
 
 
 def _share(folder: Path) -> str:
     """Return how many jobs of a batch are done, unless all are."""
     from fedlib.lab.batch import store
 
-    status = store.table(folder)["status"]
+    status = store.job_table(folder)["status"]
     done = int((status == "done").sum())
     return "" if done == len(status) else f": {done} of {len(status)} jobs"
 
 
-def _told(table: Any) -> None:
-    """Print a table of jobs, and the counts."""
+def _print_jobs(folder: Path, table: Any) -> None:
+    """Print a table of jobs, the counts, and what headline records lack."""
+    from fedlib.lab.batch import store
+
     shown = table.astype(object).where(table.notna(), "")
     shown["headline"] = [f"{v:.5g}" if isinstance(v, float) else v for v in shown["headline"]]
     rows = shown.to_dict("records")
     _print(rows, False, [c for c in shown if c != "why" or any(row["why"] for row in rows)])
     counts = table["status"].value_counts()
     typer.echo(", ".join(f"{count} {status}" for status, count in counts.items()))
+    if lacking := store.lacking(folder):
+        typer.echo(lacking, err=True)
 
 
 @batch_app.command("status")
@@ -439,14 +402,13 @@ def batch_status(folder: Folder, as_json: Json = False) -> None:
     """Show every job: its values, whether it is done, how long it took, its headline."""
     from fedlib.lab.batch import store
 
-    table = store.table(folder)
+    table = store.job_table(folder)
     if as_json:
         _print(json.loads(table.to_json(orient="records")), True)
     else:
-        _told(table)
-        _lacking(folder)
+        _print_jobs(folder, table)
     try:
-        store.write(folder, table)
+        store.write_table(folder, table)
     except FedlibError:
         typer.echo(f"Note: {folder} cannot be written, so its jobs.csv stays as it was.", err=True)
 
@@ -464,9 +426,7 @@ def batch_plot(
     folder: Folder,
     x: Annotated[str | None, typer.Option(help="The axis below. Default: the first.")] = None,
     by: Annotated[str | None, typer.Option(help="A line for each value of this axis.")] = None,
-    out: Annotated[
-        Path | None, typer.Option(**PLACE, help="The picture; default in the folder.")
-    ] = None,
+    out: Annotated[Path | None, _place("The picture; default in the folder.")] = None,
 ) -> None:
     """Draw the headline over one or two axes of the grid."""
     from fedlib.lab import batch
@@ -493,13 +453,7 @@ def data_list(as_json: Json = False) -> None:
         return "yes" if datasets.cached(card.name) else "no"
 
     rows = [
-        {
-            "name": name,
-            "train": card.train,
-            "test": card.test,
-            "here": here(card),
-            "title": card.title,
-        }
+        dict(name=name, train=card.train, test=card.test, here=here(card), title=card.title)
         for name, card in datasets.all_cards().items()
     ]
     _print(rows, as_json)
@@ -510,10 +464,10 @@ def data_get(name: Annotated[str, typer.Argument(help="See: fedlib data list.")]
     """Fetch a data set into the cache and verify it."""
     from fedlib import datasets
 
-    paths = datasets.get(name)
-    for path in paths:
+    files = datasets.get(name)
+    for path in files:
         typer.echo(f"Have {path}")
-    if not paths:
+    if not files:
         typer.echo(f"'{name}' is embedded; there is nothing to fetch.")
 
 

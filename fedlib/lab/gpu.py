@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import importlib
 import itertools
 import json
@@ -45,7 +44,7 @@ COARSE = 0.05  # the same for float32 whose products round to TF32
 GOALS = {1: 1000, 10: 3000}
 """Seed-rounds a second of Figure 1's CNN that one H100 should reach, by seeds side by side."""
 
-LONG = 70  # more than a block of draws
+LONG_RUN = 70  # more than a block of draws
 
 
 def run(
@@ -85,16 +84,16 @@ def run(
             "  fedlib gpu --device cpu --profile smoke"
         )
     until = time.monotonic() + 60 * minutes
-    chosen = FIRST[:1] if profile == "smoke" else wanted(profile)
-    needed = {catalogue.settings(*names, profile)["dataset"] for names in chosen}  # or an error
+    records = FIRST[:1] if profile == "smoke" else wanted(profile)
+    needed = {catalogue.settings(*names, profile)["dataset"] for names in records}  # or an error
     visit = Visit(Path(out), experiments.choose_device(device), profile, tf32, until, tell)
     files.make_folder(visit.home)
     experiments.set_precision(tf32)
     with locks.only_one(visit.home / ".gpu.lock", "fedlib gpu"):
-        visit.found = found = _resumed(visit.home / "gpu.json", visit.place, tf32)
-        if not {"agree", "steps"} & found.keys() and list(visit.home.glob("gpu.*.json")):
+        visit.result = result = _resumed(visit.home / "gpu.json", visit.place, tf32)
+        if not {"agree", "steps"} & result.keys() and list(visit.home.glob("gpu.*.json")):
             tell("What other code, device or precision found is kept beside, under its date.")
-        tell(summary(found).splitlines()[0])
+        tell(gpu_summary(result).splitlines()[0])
         for name in sorted(needed):
             try:
                 datasets.get(name)
@@ -102,14 +101,14 @@ def run(
                 tell(f"The records will have to wait: {_first(error)}")
         _agree(visit)
         _speed(visit)
-        _records(visit, chosen)
-        tell(f"\n{summary(found)}")
-        return found
+        _records(visit, records)
+        tell(f"\n{gpu_summary(result)}")
+        return result
 
 
 @dataclass
 class Visit:
-    """What the parts share; ``until`` is by ``time.monotonic()``, and ``found`` is the result."""
+    """What the parts share; ``until`` is by ``time.monotonic()``, ``result`` what is kept."""
 
     home: Path
     place: str
@@ -117,14 +116,14 @@ class Visit:
     tf32: bool
     until: float
     tell: Callable[[str], None]
-    found: dict[str, Any] = field(default_factory=dict)
+    result: dict[str, Any] = field(default_factory=dict)
 
     def keep(self, part: str, rows: Any) -> None:
         """Write down what a part has found so far."""
-        self.found[part] = rows
-        self.found["convolutions"] = self.found.get("convolutions", {}) | convolution.choices()
-        files.publish(self.home / "gpu.json", (json.dumps(self.found, indent=1) + "\n").encode())
-        files.publish(self.home / "gpu.txt", summary(self.found).encode())
+        self.result[part] = rows
+        self.result["convolutions"] = self.result.get("convolutions", {}) | convolution.choices()
+        files.publish(self.home / "gpu.json", (json.dumps(self.result, indent=1) + "\n").encode())
+        files.publish(self.home / "gpu.txt", gpu_summary(self.result).encode())
 
 
 def wanted(profile: str = "paper") -> list[tuple[str, str]]:
@@ -136,7 +135,7 @@ def wanted(profile: str = "paper") -> list[tuple[str, str]]:
     it, with the ResNets, which take longest, at the end.
     """
     rest, last = [], []
-    for paper, name in ((p, n) for p in catalogue.papers() for n in catalogue.names(p)):
+    for paper, name in ((p, n) for p in catalogue.papers() for n in catalogue.experiment_names(p)):
         if (paper, name) in FIRST or profile not in catalogue.profiles(paper, name):
             continue
         s = catalogue.settings(paper, name, profile)
@@ -153,10 +152,10 @@ def _resumed(page: Path, place: str, tf32: bool) -> dict[str, Any]:
     """
     about = {**experiments.provenance(place), "tf32": tf32, "source": _source()}
     try:
-        held = json.loads(page.read_text("utf-8"))
-        when, same = held["date"], held["versions"]["torch"] == about["versions"]["torch"]
-        same &= all(held[key] == about[key] for key in ("device", "tf32", "source"))
-        summary(held)
+        stored = json.loads(page.read_text("utf-8"))
+        when, same = stored["date"], stored["versions"]["torch"] == about["versions"]["torch"]
+        same &= all(stored[key] == about[key] for key in ("device", "tf32", "source"))
+        gpu_summary(stored)
     except FileNotFoundError:
         return about
     except (OSError, ValueError, TypeError, KeyError) as error:
@@ -165,7 +164,7 @@ def _resumed(page: Path, place: str, tf32: bool) -> dict[str, Any]:
             "folder with --out; records of seeds stay."
         ) from error
     if same:
-        return {**held, **about}
+        return {**stored, **about}
     page.rename(page.with_name(f"gpu.{when[:19].replace(':', '-')}.json"))
     return about
 
@@ -178,9 +177,8 @@ def _first(error: Exception) -> str:
 def _source() -> str:
     """Return a hash of the whole package: a commit is not known everywhere."""
     home = Path(fedlib.__file__).parent
-    pages = sorted(home.rglob("*.py"))
-    text = b"".join(str(p.relative_to(home)).encode() + p.read_bytes() for p in pages)
-    return hashlib.sha256(text).hexdigest()[:16]
+    pages = {str(p.relative_to(home)): p.read_bytes() for p in sorted(home.rglob("*.py"))}
+    return files.digest(pages)[:16]
 
 
 # --- is it right? ---------------------------------------------------------------------------------
@@ -188,24 +186,27 @@ def _source() -> str:
 
 def trials() -> dict[str, Trial]:
     """Return every trial by name: FedAvg with each model, then each paper's algorithms."""
-    found = dict(TRIALS)
+    every = dict(TRIALS)
     for paper, module in ((p, m) for p in catalogue.papers() for m in catalogue.modules(p)):
         with contextlib.suppress(ModuleNotFoundError):  # a paper whose code is not here
-            held = getattr(importlib.import_module(module), "TRIALS", {})
-            found |= {f"{paper}: {name}": trial for name, trial in held.items()}
-    return found
+            theirs = getattr(importlib.import_module(module), "TRIALS", {})
+            every |= {f"{paper}: {name}": trial for name, trial in theirs.items()}
+    return every
 
 
 def _agree(visit: Visit) -> None:
+    slow = ("resnet", "cifar") if visit.profile == "smoke" else ()
     every: dict[str, Callable[..., float]] = {
         name: functools.partial(compare, build)
         for name, build in trials().items()
-        if not (visit.profile == "smoke" and ("resnet" in name or "cifar" in name))
+        if not any(word in name for word in slow)
     }
-    every[f"FedAvg, {LONG} rounds"] = functools.partial(compare, TRIALS["FedAvg, mlp"], rounds=LONG)
+    every[f"FedAvg, {LONG_RUN} rounds"] = functools.partial(
+        compare, TRIALS["FedAvg, mlp"], rounds=LONG_RUN
+    )
     for layer, way in itertools.product(LAYERS, convolution.WAYS):
         every[f"convolution, {layer} layer, {way}"] = functools.partial(ways_gap, layer, way)
-    rows = [row for row in visit.found.get("agree", []) if row["verdict"] == "agrees"]
+    rows = [row for row in visit.result.get("agree", []) if row["verdict"] == "agrees"]
     done = {(row["trial"], row["type"]) for row in rows}
     visit.tell(f"\n1. Is it right? {len(every)} trials on {visit.place}, compared with the CPU.")
     for name, dtype in [pair for pair in itertools.product(every, TOLERANCE) if pair not in done]:
@@ -236,25 +237,25 @@ def _speed(visit: Visit) -> None:
     visit.tell("\n2. How fast is it? Five local steps, and whole rounds of Figure 1's CNN.")
     names = list(bench.WORK)[:2] if small else bench.WORK
     size = (0.5, 4000) if small else (8.0, 60_000)
-    works = [("steps", "name", name, bench.local_steps, (name, visit.place)) for name in names]
+    works = [("steps", "name", n, bench.local_steps, (n, visit.place)) for n in names]
     works += [("rounds", "seeds", n, bench.whole_rounds, (visit.place, n, *size)) for n in GOALS]
-    for part, key, one, work, given in works:
-        rows = visit.found.get(part, [])
+    for part, key, one, work, arguments in works:
+        rows = visit.result.get(part, [])
         if one in [row[key] for row in rows]:
             continue
         if time.monotonic() > visit.until:
             visit.tell(f"   {part}, {one}: no time left")
             continue
         try:
-            row = work(*given)
+            row = work(*arguments)
         except RuntimeError as error:  # out of memory, say
             visit.tell(f"   {one}: {type(error).__name__}: {_first(error)}")
             continue
         visit.keep(part, [*rows, row])
-        visit.tell(f"   {_told(row)}")
+        visit.tell(f"   {_words(row)}")
 
 
-def _told(row: dict[str, Any]) -> str:
+def _words(row: dict[str, Any]) -> str:
     """Put a row of the second part into words."""
     if "name" in row:
         return (
@@ -272,9 +273,9 @@ def _told(row: dict[str, Any]) -> str:
 # --- the next records -----------------------------------------------------------------------------
 
 
-def _records(visit: Visit, chosen: Sequence[tuple[str, str]]) -> None:
+def _records(visit: Visit, names: Sequence[tuple[str, str]]) -> None:
     visit.tell(f"\n3. Records of profile {visit.profile}, seed by seed.")
-    asked = [dict(paper=p, experiment=name, profile=visit.profile) for p, name in chosen]
+    asked = [dict(paper=p, experiment=name, profile=visit.profile) for p, name in names]
     rows, seeds = {}, visit.home / "seeds" / (visit.place + "-tf32" * visit.tf32)
     for row in queue.make(
         asked, visit.until, seeds, visit.home / "records", lambda line: visit.tell(f"   {line}"),
@@ -287,13 +288,13 @@ def _records(visit: Visit, chosen: Sequence[tuple[str, str]]) -> None:
 # --- in a page ------------------------------------------------------------------------------------
 
 
-def summary(found: dict[str, Any]) -> str:
+def gpu_summary(result: dict[str, Any]) -> str:
     """Return one page of text about everything found so far."""
-    agree = found.get("agree", [])
+    agree = result.get("agree", [])
     wrong = [row for row in agree if row["verdict"] != "agrees"]
     lines = [
-        f"{found['device']}, torch {found['versions']['torch']}, fedlib {found['commit'][:9]} "
-        f"({found['source']}), TF32 {'on' if found['tf32'] else 'off'}, {found['date'][:10]}",
+        f"{result['device']}, torch {result['versions']['torch']}, fedlib {result['commit'][:9]} "
+        f"({result['source']}), TF32 {'on' if result['tf32'] else 'off'}, {result['date'][:10]}",
         "",
         f"Right?  {len(agree) - len(wrong)} of {len(agree)} trials agree with the CPU",
     ]
@@ -305,15 +306,14 @@ def summary(found: dict[str, Any]) -> str:
             lines.append(f"        {dtype}: nearest to its bound is '{worst['trial']}', {far}")
     lines += [f"        {r['verdict']}: {r['trial']}, {r['type']} {r['why']}" for r in wrong]
     lines += ["", "Fast?   Five local steps of each model, and whole rounds of Figure 1's CNN:"]
-    lines += [
-        f"        {_told(row)}" for part in ("steps", "rounds") for row in found.get(part, [])
-    ]
-    lines += [f"        {what}: {way}" for what, way in found.get("convolutions", {}).items()]
+    timed = [*result.get("steps", []), *result.get("rounds", [])]
+    lines += [f"        {_words(row)}" for row in timed]
+    lines += [f"        {what}: {way}" for what, way in result.get("convolutions", {}).items()]
     lines += ["", "Next?"]
-    for row in found.get("records", []):
+    for row in result.get("records", []):
         state = f"{len(row['done'])} of {row['seeds']} seeds" + ", joined" * row["joined"]
         state += f"; {row['under way']}" if row["under way"] else ""
         lines.append(f"        {row['record']}: {state}")
-    left = not found.get("records") or not all(row["joined"] for row in found["records"])
+    left = not result.get("records") or not all(row["joined"] for row in result["records"])
     end = "The same command on the same folder goes on from here." if left else "Nothing is left."
     return "\n".join([*lines, "", end, ""])

@@ -7,10 +7,8 @@ import posixpath
 import re
 import statistics
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Literal
 
-import yaml
 from docutils import nodes
 from docutils.parsers.rst import directives
 from docutils.statemachine import StringList
@@ -19,7 +17,7 @@ from sphinx.util.docutils import SphinxDirective
 from fedlib.errors import FedlibError
 from fedlib.lab.evidence import ages, catalogue, claims, duration, outcomes, scale
 from fedlib.lab.evidence.findings import minus
-from fedlib.paths import papers
+from fedlib.paths import about, papers
 from fedlib.schema import Page, read_toml
 
 FACT = re.compile(r"(?<![\w`-])([A-Z]{3,}\d?-[CE]\d+(?:-[a-z]+)?)(?![\w`-])")
@@ -69,15 +67,6 @@ class Facts(SphinxDirective):
         group += body
         return nodes.table("", group, classes=["colwidths-given", *classes])
 
-    def short(self, paper: str) -> str:
-        """Return a paper's short name: the caption of its chapter in the table of contents."""
-        toc = yaml.safe_load((Path(self.env.app.srcdir) / "_toc.yml").read_text("utf-8"))
-        for part in toc.get("parts", []):
-            files = [chapter["file"] for chapter in part["chapters"]]
-            if any(Path(file).parent.name.endswith(f"_{paper}") for file in files):
-                return part["caption"]
-        return paper.capitalize()
-
 
 class ClaimsFilter(Facts):
     """One link for each finding; the style sheet hides what has another.
@@ -87,10 +76,11 @@ class ClaimsFilter(Facts):
 
     def run(self) -> list[nodes.Node]:
         """Return the links as a list."""
-        rows = [row for paper in claims.papers() for row in judge(paper)]
+        rows = [row for paper in papers("claims.toml") for row in judge(paper)]
         bar = nodes.bullet_list(classes=["claims-filter"])
-        own = {"own scale": sum(map(claims.is_own_scale, rows))}
-        for name, number in {"all": len(rows), **claims.count(rows), **own}.items():
+        numbers = {"all": len(rows), **claims.count_findings(rows)}
+        numbers["own scale"] = sum(map(claims.is_own_scale, rows))
+        for name, number in numbers.items():
             item = nodes.list_item()
             place = self.anchored(f"only-{nodes.make_id(name)}", item)
             place.replace(place[0], nodes.Text(f"{name} ({number})"))
@@ -112,11 +102,9 @@ class ClaimsTable(Facts):
     def run(self) -> list[nodes.Node]:
         """Judge the claims from the stored records and lay them out."""
         asked = self.arguments[0].strip()
-        papers = claims.papers() if asked == "all" else [asked]
-        if not papers:
-            raise self.error("claims-table: there is no file among the papers")
+        names = papers("claims.toml") if asked == "all" else [asked]
         try:
-            judged = {paper: judge(paper) for paper in papers}
+            judged = {paper: judge(paper) for paper in names}
             if "summary" in self.options:
                 return [self.summary(judged)]
             laid = []
@@ -135,7 +123,7 @@ class ClaimsTable(Facts):
         body = []
         for paper, rows in judged.items():
             pills = nodes.bullet_list(classes=["verdict-counts"])
-            for name, count in claims.count(rows).items():
+            for name, count in claims.count_findings(rows).items():
                 if count:
                     words = (nodes.strong(text=str(count)), nodes.Text(" "), self.verdict(name))
                     home = posixpath.dirname(self.env.docname)
@@ -143,7 +131,7 @@ class ClaimsTable(Facts):
                     there = f"{page}.html#only-{nodes.make_id(name)}"
                     only = nodes.reference("", "", *words, internal=True, refuri=there)
                     pills += nodes.list_item("", nodes.paragraph("", "", only))
-            title = nodes.paragraph(text=self.short(paper))
+            title = nodes.paragraph(text=about(papers()[paper])["short"])
             total = nodes.paragraph(text=f"{len(rows)} claims", classes=["fact-source"])
             body.append([[title, total], [pills]])
         return self.table(["paper", "findings"], [30, 70], body, ["claims-summary"])
@@ -156,9 +144,9 @@ class ClaimsTable(Facts):
             link = nodes.reference("", row["id"], internal=True, refid=place, classes=["fact-id"])
             where = nodes.paragraph(text=row["where"], classes=["fact-source"])
             pill = nodes.paragraph("", "", self.verdict(row["finding"]))
-            told = nodes.paragraph(text=row["told"], classes=["fact-source"])
+            tally = nodes.paragraph(text=row["tally"], classes=["fact-source"])
             name = [nodes.paragraph("", "", link), where]
-            body.append([name, self.inline(row["statement"]), [pill, told, *self.setting(row)]])
+            body.append([name, self.inline(row["statement"]), [pill, tally, *self.setting(row)]])
         heads = ["claim", "what it says", "finding"]
         return self.table(heads, [22, 50, 28], body, ["claims-list"])
 
@@ -191,7 +179,7 @@ class ClaimsTable(Facts):
         if not row["data"]:
             return []
         classes = ["fact-source", *["own-scale"] * claims.is_own_scale(row)]
-        return [nodes.paragraph(text=scale.told(row["scale"], row["data"]), classes=classes)]
+        return [nodes.paragraph(text=scale.setting(row["scale"], row["data"]), classes=classes)]
 
     def differences(self, row: dict) -> list[nodes.Node]:
         """Return what differs from the paper's setting, and what each data set is to it."""
@@ -212,10 +200,10 @@ class ClaimsTable(Facts):
     def sizes(self, row: dict) -> nodes.bullet_list:
         """Return what smaller experiments found, beside what the largest did."""
         items = nodes.bullet_list()
-        for held in [*row["sizes"], {**row, "profile": "the largest"}]:
-            where = scale.told(held["scale"], held["data"]).removesuffix(".")
-            words = nodes.Text(f"{where} ({held['profile']}): ")
-            line = nodes.paragraph("", "", words, self.verdict(held["finding"]))
+        for size in [*row["sizes"], {**row, "profile": "the largest"}]:
+            where = scale.setting(size["scale"], size["data"]).removesuffix(".")
+            words = nodes.Text(f"{where} ({size['profile']}): ")
+            line = nodes.paragraph("", "", words, self.verdict(size["finding"]))
             items += nodes.list_item("", line)
         return items
 
@@ -226,7 +214,7 @@ class ClaimsTable(Facts):
             named = ", ".join(f"{value:g} in {name}" for name, value in row["smallest"].items())
             lines = [*lines, f"smallest difference that matters: {named}. {row['because']}"]
         if row["profile"]:
-            age = ages.words(row["ages"]) if row["ages"]["first_look"] else ""
+            age = ages.age_in_words(row["ages"]) if row["ages"]["first_look"] else ""
             lines += filter(None, [f"{age} {row['changed']}".strip()])
         paragraphs = [nodes.paragraph(text=line, classes=["fact-source"]) for line in lines]
         return _box("claim-origin", *paragraphs)
@@ -263,15 +251,15 @@ class DurationsTable(Facts):
         """Read the manifests and lay their seconds out."""
         body = []
         for paper in catalogue.papers():
-            names = catalogue.names(paper)
+            names = catalogue.experiment_names(paper)
             smoke, quick = (
                 [s for name in names if (s := duration.took(paper, name, profile)) is not None]
                 for profile in ("smoke", "quick")
             )
             if smoke and quick:
-                ends = f"{duration.words(min(quick))} to {duration.words(max(quick))}"
-                rest = [duration.words(s) for s in (statistics.median(quick), sum(quick))]
-                cells = [self.short(paper), duration.words(sum(smoke)), ends, *rest]
+                seconds = [sum(smoke), min(quick), max(quick), statistics.median(quick), sum(quick)]
+                every, least, most, *rest = map(duration.time_in_words, seconds)
+                cells = [about(papers()[paper])["short"], every, f"{least} to {most}", *rest]
                 body.append([[nodes.paragraph(text=cell)] for cell in cells])
         heads = ["paper", "smoke, all", "quick, one", "half within", "all"]
         return [self.table(heads, [32, 14, 26, 14, 14], body, ["durations"])]
@@ -325,11 +313,11 @@ class ErrataTable(Facts):
         except FedlibError as error:
             raise self.error(f"errata-table: {error}") from error
         lists = []
-        for kind, (title, told) in self.LISTS.items():
+        for kind, (title, meaning) in self.LISTS.items():
             entries = [self.entry(erratum) for erratum in errata if erratum["kind"] == kind]
             if entries:
                 box = nodes.section(ids=[nodes.make_id(f"errata-{paper}-{kind}")])
-                box += [nodes.title(text=title), nodes.paragraph(text=told), *entries]
+                box += [nodes.title(text=title), nodes.paragraph(text=meaning), *entries]
                 lists.append(box)
         return lists
 
@@ -344,12 +332,12 @@ class ErrataTable(Facts):
         texts = {"The paper says": erratum["says"], self.READS[erratum["kind"]]: erratum["reads"]}
         texts["How we checked"] = erratum["checked"]
         for title, text in texts.items():
-            told = self.inline(text)
+            body = self.inline(text)
             if title == "How we checked" and erratum["test"]:
                 names = ", ".join(f"`{name}`" for name in erratum["test"])
-                told += self.inline(f"Tested by {names}.")
+                body += self.inline(f"Tested by {names}.")
             parts += nodes.definition_list_item(
-                "", nodes.term(text=title), nodes.definition("", *told)
+                "", nodes.term(text=title), nodes.definition("", *body)
             )
         box += [head, parts]
         return box
@@ -365,5 +353,3 @@ def _label(text: str) -> nodes.paragraph:
 
 def _together(text: str) -> str:
     return re.sub(r" ([=≥≤]) ", "\N{NO-BREAK SPACE}\\1\N{NO-BREAK SPACE}", text)
-
-

@@ -44,15 +44,15 @@ def _to_record(app: Sphinx, line: str) -> nodes.paragraph:
     """Return a line on where numbers come from; the record's name leads to its manifest."""
     chapter = Path(app.env.docname).parent.name
     (home,) = (h for h in papers().values() if about(h).get("chapter") == chapter)
-    told = nodes.paragraph(classes=["provenance"])
+    paragraph = nodes.paragraph(classes=["provenance"])
     for part in re.split(r"(?<=Record )(\S+?\.(?:smoke|quick|long|paper))\b", line):
         file = home / "results" / f"{part}.json"
         if file.is_file():
             url = _in_repository(app.config, f"data/papers/{home.name}/results/{file.name}")
-            told += nodes.reference("", part, refuri=url)
+            paragraph += nodes.reference("", part, refuri=url)
         else:
-            told += nodes.Text(part)
-    return told
+            paragraph += nodes.Text(part)
+    return paragraph
 
 
 def _in_repository(config: Config, file: str) -> str:
@@ -97,9 +97,9 @@ def link_names(app: Sphinx, doctree: nodes.document, page: str) -> None:
 def link_code(app: Sphinx, page: str, template: str, context: dict, tree: object) -> None:
     """Link names in code cells to the API."""
 
-    def linked(found: re.Match) -> str:
-        text, whole = found[0], ""
-        for name in filter(None, found.groups()):
+    def linked(match: re.Match) -> str:
+        text, whole = match[0], ""
+        for name in filter(None, match.groups()):
             whole = f"{whole}.{name}".lstrip(".")
             if entry := _entry(app, page, whole):
                 uri = f"{app.builder.get_relative_uri(page, entry.docname)}#{entry.node_id}"
@@ -140,7 +140,7 @@ def _module(name: str) -> str:
 
 def _imported(doctree: nodes.document) -> dict[str, str]:
     """Return the names that a page's code imports from fedlib, each with its dotted origin."""
-    found = {}
+    names = {}
     for block in doctree.findall(nodes.literal_block):
         try:
             tree = ast.parse(block.astext()) if "python" in block.get("language", "") else None
@@ -148,8 +148,8 @@ def _imported(doctree: nodes.document) -> dict[str, str]:
             continue
         for node in ast.walk(tree) if tree else ():
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("fedlib"):
-                found |= {n.asname or n.name: f"{node.module}.{n.name}" for n in node.names}
-    return found
+                names |= {n.asname or n.name: f"{node.module}.{n.name}" for n in node.names}
+    return names
 
 
 @functools.cache

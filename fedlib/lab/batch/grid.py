@@ -17,7 +17,7 @@ from fedlib.files import digest
 from fedlib.lab.evidence import catalogue, experiments
 from fedlib.schema import Page, conform, read_toml
 
-OWN = ("paper", "experiment", "profile", "seeds", "seed", "device")
+JOB_KEYS = ("paper", "experiment", "profile", "seeds", "seed", "device")
 """What a job of an experiment takes beside settings."""
 
 
@@ -29,7 +29,7 @@ class Headline(Page):
     split: NotRequired[str]  # default: train
 
 
-class Grid(Page):
+class GridPage(Page):
     """A grid: what is the same for all jobs, and axes whose values are combined."""
 
     notebook: NotRequired[str]  # a path, from the grid's file; without it, jobs are experiments
@@ -56,7 +56,7 @@ class BatchJob:
     changes
         Settings of the experiment with values of the job's own.
     headline
-        Run, metric and split of the number by which jobs are compared.
+        Metric and split, and run if not the first, of the number by which jobs are compared.
     """
 
     id: str
@@ -89,7 +89,7 @@ class BatchJob:
         return digest(json.dumps(what, sort_keys=True))[:8]
 
 
-def read(
+def read_grid(
     grid: str | Path | Mapping[str, Any], changes: Mapping[str, Any] | None = None
 ) -> list[BatchJob]:
     """Return the jobs of a grid, in its order.
@@ -97,7 +97,7 @@ def read(
     Parameters
     ----------
     grid
-        A TOML file or what one would hold, see :class:`Grid`.
+        A TOML file or what one would hold, see :class:`GridPage`.
     changes
         Further values that are the same for all jobs.
 
@@ -107,104 +107,106 @@ def read(
         For an unknown key, parameter, setting or name, with the nearest valid one.
     """
     if isinstance(grid, Mapping):
-        home, told = Path(), "The grid"
-        page = conform(dict(grid), Grid, told)
+        home, source = Path(), "The grid"
+        page = conform(dict(grid), GridPage, source)
     else:
-        home, told = Path(grid).parent, str(grid)
+        home, source = Path(grid).parent, str(grid)
         if not Path(grid).is_file():
             raise FedlibError(f"There is no file {grid}.")
-        page = read_toml(Path(grid), Grid)
+        page = read_toml(Path(grid), GridPage)
     axes, same, changes = page.get("grid", {}), page.get("set", {}), dict(changes or {})
     if empty := [name for name, values in axes.items() if not values]:
-        raise FedlibError(f"{told}: the axis '{empty[0]}' has no values.")
-    _one_way_only(axes, same, changes, told)
+        raise FedlibError(f"{source}: the axis '{empty[0]}' has no values.")
+    _one_way_only(axes, same, changes, source)
     listed = page.get("job", [])
     crossed = [dict(zip(axes, v, strict=True)) for v in itertools.product(*axes.values())]
-    names = dict.fromkeys([*axes, *(name for own in listed for name in own)])
-    found: dict[str, BatchJob] = {}
-    for own in [*(crossed if axes or not listed else []), *listed]:
-        given = same | own | changes
-        chosen = {name: given[name] for name in names if name in given}
+    names = dict.fromkeys([*axes, *(name for point in listed for name in point)])
+    jobs: dict[str, BatchJob] = {}
+    for point in [*(crossed if axes or not listed else []), *listed]:
+        asked = same | point | changes
+        differs = {name: asked[name] for name in names if name in asked}
         if "notebook" in page:
-            job = _notebook(home / page["notebook"], given, chosen)
+            job = _notebook(home / page["notebook"], asked, differs)
         else:
-            job = _experiment(given, chosen, page.get("headline", {}), told)
-        found.setdefault(job.id, job)
-    return list(found.values())
+            job = _experiment(asked, differs, page.get("headline", {}), source)
+        jobs.setdefault(job.id, job)
+    return list(jobs.values())
 
 
 def _one_way_only(
-    axes: dict[str, list[Any]], same: dict[str, Any], changes: dict[str, Any], told: str
+    axes: dict[str, list[Any]], same: dict[str, Any], changes: dict[str, Any], source: str
 ) -> None:
     """Refuse what can be read in two ways."""
     for name, values in axes.items():
         if twice := [v for at, v in enumerate(values) if v in values[:at]]:
-            raise FedlibError(f"{told}: the axis '{name}' has {twice[0]!r} twice.")
+            raise FedlibError(f"{source}: the axis '{name}' has {twice[0]!r} twice.")
         if name in same:
-            raise FedlibError(f"{told}: '{name}' is both in [set] and an axis of [grid].")
+            raise FedlibError(f"{source}: '{name}' is both in [set] and an axis of [grid].")
         several = isinstance(changes.get(name), list | tuple)
         if several and not any(isinstance(v, list) for v in values):
             raise FedlibError(
                 f"--set gives the axis '{name}' one value, not several: {changes[name]}. "
-                f"Several belong into [grid] of {told}."
+                f"Several belong into [grid] of {source}."
             )
 
 
-def _notebook(path: Path, given: dict[str, Any], axes: dict[str, Any]) -> BatchJob:
+def _notebook(path: Path, parameters: dict[str, Any], axes: dict[str, Any]) -> BatchJob:
     import papermill
 
     if not path.is_file():
         raise FedlibError(f"There is no notebook {path}.")
     try:
-        held = json.loads(path.read_text("utf-8"))
-        cells, _ = [cell["source"] for cell in held["cells"]], held["nbformat"]
+        page = json.loads(path.read_text("utf-8"))
+        cells, _ = [cell["source"] for cell in page["cells"]], page["nbformat"]
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise FedlibError(f"{path} is no Jupyter notebook that can be read.") from error
     known = papermill.inspect_notebook(str(path))
-    for name in given:
+    for name in parameters:
         if name not in known:
             raise unknown(f"parameter of {path.name}", name, known)
-    name = _id([path.name, cells, given])
-    return BatchJob(name, axes, str(path.resolve()), given)
+    name = _id([path.name, cells, parameters])
+    return BatchJob(name, axes, str(path.resolve()), parameters)
 
 
 def _experiment(
-    given: dict[str, Any], axes: dict[str, Any], headline: dict[str, str], told: str
+    asked: dict[str, Any], axes: dict[str, Any], headline: dict[str, str], source: str
 ) -> BatchJob:
-    if lacking := [key for key in ("paper", "experiment") if key not in given]:
+    if lacking := [key for key in ("paper", "experiment") if key not in asked]:
         raise FedlibError(
-            f"{told} names neither a notebook nor the {lacking[0]}: "
+            f"{source} names neither a notebook nor the {lacking[0]}: "
             f'[set] with {lacking[0]} = "...", or an axis of that name.'
         )
-    paper, experiment = given["paper"], given["experiment"]
-    profile = given.get("profile", "quick")
-    changes = {key: value for key, value in given.items() if key not in OWN}
+    paper, experiment = asked["paper"], asked["experiment"]
+    profile = asked.get("profile", "quick")
+    changes = {key: value for key, value in asked.items() if key not in JOB_KEYS}
     try:
-        catalogue.check(paper, experiment, profile, changes)
+        catalogue.check_experiment(paper, experiment, profile, changes)
     except FedlibError as error:
         _, ours, what = str(error).partition("[changes]: ")
         if not ours:
             raise
-        raise FedlibError(f"{told}: {what}") from error
+        raise FedlibError(f"{source}: {what}") from error
     s = catalogue.change(catalogue.settings(paper, experiment, profile), changes)
-    asked = [given["seed"]] if "seed" in given else given.get("seeds")
-    seeds = experiments.choose_seeds(s, asked)
-    device = given.get("device", "cpu")
+    which = [asked["seed"]] if "seed" in asked else asked.get("seeds")
+    seeds = experiments.choose_seeds(s, which)
+    device = asked.get("device", "cpu")
     if device != "cuda":  # which may be another machine's
         device = experiments.choose_device(device)
     runs = [run["run"] for run in s.get("runs", [])]
     if "run" in headline and runs and headline["run"] not in runs:
         raise unknown("run in [headline]:", headline["run"], runs)
     name = _id([paper, experiment, profile, s, seeds, device])
-    return BatchJob(name, axes, "", {}, paper, experiment, profile, seeds, device, changes,
-                    dict(headline))  # fmt: skip
+    headline = {"metric": "loss", "split": "train", **headline}
+    return BatchJob(
+        name, axes, "", {}, paper, experiment, profile, seeds, device, changes, headline
+    )
 
 
 def _id(what: Any) -> str:
     return digest(json.dumps(what, sort_keys=True))[:10]
 
 
-def values(words: Iterable[str]) -> dict[str, Any]:
+def assignments(words: Iterable[str]) -> dict[str, Any]:
     """Return ``NAME=VALUE`` pairs of a command line; a value is a number, a list, or a word.
 
     Raises
@@ -212,12 +214,12 @@ def values(words: Iterable[str]) -> dict[str, Any]:
     FedlibError
         For a word without ``=``.
     """
-    found = {}
+    parsed = {}
     for word in words:
         name, equals, text = word.rpartition("=") if word.count("=") == 1 else word.partition("=")
         if not equals or not name:
             raise FedlibError(f"--set takes NAME=VALUE, for example lr=.01. Got '{word}'.")
-        found[name] = text  # a word, unless it can be read as something else
+        parsed[name] = text  # a word, unless it can be read as something else
         with contextlib.suppress(ValueError, SyntaxError):
-            found[name] = ast.literal_eval(text.title() if text in ("true", "false") else text)
-    return found
+            parsed[name] = ast.literal_eval(text.title() if text in ("true", "false") else text)
+    return parsed

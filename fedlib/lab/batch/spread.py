@@ -53,7 +53,7 @@ def run(
     Parameters
     ----------
     grid
-        A TOML file or what one would hold, see :class:`fedlib.lab.batch.grid.Grid`.
+        A TOML file or what one would hold, see :class:`fedlib.lab.batch.grid.GridPage`.
     out
         Folder for everything.
     workers
@@ -87,7 +87,7 @@ def run(
         raise FedlibError(f"At least one worker and one thread; got {workers} and {threads}.")
     if ray and workers > 1:
         raise FedlibError("--ray takes the place of --workers: give one of the two.")
-    jobs = grids.read(grid, changes)
+    jobs = grids.read_grid(grid, changes)
     for job in () if ray else jobs:
         experiments.choose_device(job.device)
     folder = files.make_folder(expand(out, "The folder").absolute())
@@ -100,21 +100,21 @@ def run(
             gpu = any(job.on_gpu for job in jobs)
             todo = plan(jobs, stack.enter_context(_joined(ray, threads, gpu)), shard)
         left = [part for unit in todo for part in remaining(unit, folder, retry)]
-        found: Finished = iter(())
+        finished: Finished = iter(())
         if left and ray:
-            found = _cluster(left, folder, threads)
+            finished = _cluster(left, folder, threads)
         elif left:
-            found = _processes(left, folder, workers, threads)
+            finished = _processes(left, folder, workers, threads)
         counts = Counter()
         total = sum(len(unit.jobs) for unit in left)
         with tqdm(total=total, disable=not progress, unit="job", desc="batch") as bar:
-            for told in found:
-                first = work.DONE in told.values() and not counts[work.DONE]
+            for outcome in finished:
+                first = work.DONE in outcome.values() and not counts[work.DONE]
                 if first and (lacking := store.lacking(folder)):
                     bar.write(lacking, file=sys.stderr)
-                counts.update(told.values())
+                counts.update(outcome.values())
                 bar.set_postfix(counts)
-                bar.update(len(told))
+                bar.update(len(outcome))
         table = store.status(folder)
         if (table["status"] == work.DONE).all():
             shutil.rmtree(folder / "units", ignore_errors=True)
@@ -147,7 +147,7 @@ def _processes(units: Sequence[Unit], folder: Path, workers: int, threads: int) 
         )  # fmt: skip
         try:
             with _deaf():
-                begin = functools.partial(pool.schedule, work.carry_out)
+                begin = functools.partial(pool.schedule, work.carry_out_unit)
                 waiting = {begin(args=[unit, folder]): unit for unit in units}
             for future in as_completed(waiting):
                 unit = waiting[future]
@@ -174,12 +174,12 @@ def _deaf() -> Iterator[None]:
 @contextlib.contextmanager
 def _no_main() -> Iterator[None]:
     """Keep workers from running the main script once more: it would begin the batch anew."""
-    held = sys.modules["__main__"]
+    main = sys.modules["__main__"]
     sys.modules["__main__"] = types.ModuleType("__main__")
     try:
         yield
     finally:
-        sys.modules["__main__"] = held
+        sys.modules["__main__"] = main
 
 
 def _begin(threads: int, folder: Path) -> None:
@@ -259,16 +259,16 @@ def _cluster(units: Sequence[Unit], folder: Path, threads: int) -> Finished:
         (done,), _ = ray.wait(list(waiting), num_returns=1)
         unit = waiting.pop(done)
         try:
-            told, made = ray.get(done)
+            outcome, made = ray.get(done)
         except ray.exceptions.RayError as error:
             yield work.fail(unit, folder, f"Ray gave it up: {error}")
             continue
         for name in sorted(made, key=lambda name: name.endswith("state.json")):  # it comes last
             home = files.make_folder((folder / name).parent)
             files.publish(home / Path(name).name, made[name])
-        for name in (name for name, status in told.items() if status == work.DONE):
+        for name in (name for name, status in outcome.items() if status == work.DONE):
             (folder / "jobs" / name / "error.txt").unlink(missing_ok=True)
-        yield told
+        yield outcome
 
 
 def _elsewhere(
@@ -281,8 +281,8 @@ def _elsewhere(
         os.environ.setdefault(name, value)
     torch.set_num_threads(threads)
     with tempfile.TemporaryDirectory(prefix="fedlib-") as place:
-        told = work.carry_out(unit, Path(place))
+        outcome = work.carry_out_unit(unit, Path(place))
         home = Path(place) / "jobs"
         every = (path for path in home.rglob("*") if "/." not in path.relative_to(place).as_posix())
         made = [path for path in every if path.is_file()]
-        return told, {str(path.relative_to(place)): path.read_bytes() for path in made}
+        return outcome, {str(path.relative_to(place)): path.read_bytes() for path in made}

@@ -37,8 +37,8 @@ def jobs(folder: str | Path) -> list[BatchJob]:
     """
     page = Path(folder) / PAGE
     try:
-        held = json.loads(page.read_text("utf-8"))
-        return [BatchJob(**{**job, "seeds": tuple(job["seeds"])}) for job in held]
+        entries = json.loads(page.read_text("utf-8"))
+        return [BatchJob(**{**job, "seeds": tuple(job["seeds"])}) for job in entries]
     except (OSError, ValueError, TypeError, KeyError) as error:
         why = f"its {PAGE} cannot be read" if page.exists() else f"it has no {PAGE}"
         raise FedlibError(
@@ -48,18 +48,18 @@ def jobs(folder: str | Path) -> list[BatchJob]:
 
 
 def status(folder: str | Path) -> pd.DataFrame:
-    """Return a row a job, and keep the table as ``jobs.csv`` in the folder; see :func:`table`."""
-    found = table(folder)
-    write(folder, found)
-    return found
+    """Return a row a job, see :func:`job_table`, and keep the table as ``jobs.csv``."""
+    table = job_table(folder)
+    write_table(folder, table)
+    return table
 
 
-def write(folder: str | Path, found: pd.DataFrame) -> None:
+def write_table(folder: str | Path, table: pd.DataFrame) -> None:
     """Keep a table as ``jobs.csv``."""
-    files.publish(Path(folder) / "jobs.csv", found.to_csv(index=False).encode())
+    files.publish(Path(folder) / "jobs.csv", table.to_csv(index=False).encode())
 
 
-def table(folder: str | Path) -> pd.DataFrame:
+def job_table(folder: str | Path) -> pd.DataFrame:
     """Return a row a job, and write nothing.
 
     Returns
@@ -70,10 +70,9 @@ def table(folder: str | Path) -> pd.DataFrame:
     """
     rows, every = [], jobs(folder)
     for job in every:
-        told = work.state(Path(folder), job)
-        axes = _values(job, every)
-        row = {"job": job.id, **axes, "status": told["status"], "seconds": told["seconds"]}
-        rows.append(row | {"headline": told["headline"], "why": told.get("why", "")})
+        state = {"why": ""} | work.state(Path(folder), job)
+        columns = {key: state[key] for key in ("status", "seconds", "headline", "why")}
+        rows.append({"job": job.id, **_values(job, every), **columns})
     return pd.DataFrame(rows)
 
 
@@ -92,15 +91,13 @@ def lacking(folder: str | Path) -> str:
         if job.notebook or state["status"] != work.DONE or state["headline"] is not None:
             continue
         rows = work.record(Path(folder), job).frame
-        asked = {"run": rows["run"].iloc[0], "metric": "loss", "split": "train"} | job.headline
-        own = rows[rows["run"] == asked["run"]]
-        there = {
-            f"{split} {metric}" for split, metric in zip(own["split"], own["metric"], strict=True)
-        }
-        if f"{asked['split']} {asked['metric']}" not in there:
+        run = job.headline.get("run", rows["run"].iloc[0])
+        rows = rows[rows["run"] == run]
+        there = sorted(set(rows["split"] + " " + rows["metric"]))
+        if _name(job) not in there:
             return (
-                f"[headline]: run '{asked['run']}' has no {asked['split']} {asked['metric']}. "
-                f"It has: {', '.join(sorted(there)) or 'nothing'}."
+                f"[headline]: run '{run}' has no {_name(job)}. "
+                f"It has: {', '.join(there) or 'nothing'}."
             )
     return ""
 
@@ -169,42 +166,42 @@ def plot(folder: str | Path, x: str | None = None, by: str | None = None) -> Any
 
     from fedlib.lab.show import plotting
 
-    found = table(folder)
-    axes = list(found.columns[1:-4])
+    table = job_table(folder)
+    axes = list(table.columns[1:-4])
     for name in (x, by):
         if name is not None and name not in axes:
             raise unknown("axis", name, axes)
     if x is not None and x == by:
         raise FedlibError(f"--x and --by are both '{x}': take two axes.")
-    free = [n for n in axes if found[n].nunique() > 1 and n not in ("seed", "seeds", x, by)]
+    free = [n for n in axes if table[n].nunique() > 1 and n not in ("seed", "seeds", x, by)]
     x = x or (free.pop(0) if free else (axes or [None])[0])
     by = by or (free.pop(0) if free else None)
-    found = found.dropna(subset="headline")
-    if found.empty or x is None:
+    table = table.dropna(subset="headline")
+    if table.empty or x is None:
         why = lacking(folder) or "no job has one, or none has an axis."
         raise FedlibError(f"There is no headline to draw in {folder}: {why}")
     figure, axis = plt.subplots()
-    values = found[by].dropna().unique() if by else [None]
+    values = table[by].dropna().unique() if by else [None]
     for value, look in plotting.sweep(values, f"{by} = {{}}").items():
-        own = found[found[by] == value] if by else found
-        ends = own.groupby(x)["headline"].agg(["mean", "min", "max"])
+        part = table[table[by] == value] if by else table
+        ends = part.groupby(x)["headline"].agg(["mean", "min", "max"])
         reach = [ends["mean"] - ends["min"], ends["max"] - ends["mean"]]
-        told = look.label if by else None
-        axis.errorbar(ends.index, ends["mean"], yerr=reach, capsize=3, label=told, **look.line)
-    numbers = pd.to_numeric(found[x], errors="coerce")
+        label = look.label if by else None
+        axis.errorbar(ends.index, ends["mean"], yerr=reach, capsize=3, label=label, **look.line)
+    numbers = pd.to_numeric(table[x], errors="coerce")
     if numbers.min() > 0 and numbers.max() >= 10 * numbers.min():
         axis.set_xscale("log")
-    if numbers.notna().all() and found[x].nunique() <= TICKS:
+    if numbers.notna().all() and table[x].nunique() <= TICKS:
         axis.minorticks_off()
-        axis.set_xticks(sorted(found[x].unique()), [f"{v:g}" for v in sorted(found[x].unique())])
-    axis.set(xlabel=x, ylabel=_label(jobs(folder)[0]))
+        ticks = sorted(table[x].unique())
+        axis.set_xticks(ticks, [f"{v:g}" for v in ticks])
+    first = jobs(folder)[0]
+    axis.set(xlabel=x, ylabel="headline" if first.notebook else f"{_name(first)}, at the end")
     if by:
         axis.legend()
     return figure
 
 
-def _label(job: BatchJob) -> str:
-    if job.notebook:
-        return "headline"
-    asked = {"metric": "loss", "split": "train"} | job.headline
-    return f"{asked['split']} {asked['metric']}, at the end"
+def _name(job: BatchJob) -> str:
+    """Return what the headline of an experiment's job is called."""
+    return f"{job.headline['split']} {job.headline['metric']}"

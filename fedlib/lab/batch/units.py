@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ from fedlib.lab.batch.grid import BatchJob
 from fedlib.lab.evidence import catalogue, records
 from fedlib.lab.job import study
 
-LONG = ("rounds", "steps", "ticks")  # settings to which time is proportional
+LASTING = ("rounds", "steps", "ticks")  # settings to which time is proportional
 IMPORTED = 0.5  # GB that a process has before it has read any data
 
 
@@ -65,29 +66,25 @@ def plan(jobs: Sequence[BatchJob], workers: int = 1, part: str = "1/1") -> list[
     part
         Only this :func:`shard`. Whose units are which does not depend on the workers that each has.
     """
-    apart: dict[Any, list[BatchJob]] = {}
+    seeds: dict[Any, set[int]] = defaultdict(set)
     for job in jobs:
-        apart.setdefault(_alike(job), []).append(job)
-    units = []
-    for group in apart.values():
-        seeds: dict[str, set[int]] = {}
-        for job in group:
-            seeds.setdefault(job.variant, set()).update(job.seeds)
-        same: dict[Any, list[BatchJob]] = {}
-        for job in group:
-            same.setdefault(tuple(sorted(seeds[job.variant])), []).append(job)
-        units += [Unit(tuple(together)) for together in same.values()]
+        seeds[_alike(job), job.variant].update(job.seeds)
+    groups: dict[Any, list[BatchJob]] = defaultdict(list)
+    for job in jobs:
+        alike = _alike(job)
+        groups[alike, tuple(sorted(seeds[alike, job.variant]))].append(job)
+    units = [Unit(tuple(group)) for group in groups.values()]
     return _cut(shard(_cut(units, _shares(part)[1]), part), workers)
 
 
 def _cut(units: list[Unit], workers: int) -> list[Unit]:
     while len(units) < workers and any(len(unit.jobs) > 1 for unit in units):
         large = max(range(len(units)), key=lambda i: len(units[i].jobs))
-        units[large : large + 1] = halves(units[large])
+        units[large : large + 1] = cut_in_two(units[large])
     return units
 
 
-def halves(unit: Unit) -> list[Unit]:
+def cut_in_two(unit: Unit) -> list[Unit]:
     """Cut a unit in two: by its variants, or else by its seeds."""
     names = list(unit.variants)
     if len(names) > 1:
@@ -136,7 +133,7 @@ def _shares(text: str) -> tuple[int, int]:
     return int(i), int(n)
 
 
-def estimate(unit: Unit) -> tuple[float | None, float]:
+def estimate_unit(unit: Unit) -> tuple[float | None, float]:
     """Return about how many seconds a unit takes, and how many GB it needs at the least.
 
     Seconds follow from the stored record of the experiment at that profile, in proportion
@@ -151,23 +148,23 @@ def estimate(unit: Unit) -> tuple[float | None, float]:
     values = (card.train + card.test) * int(np.prod(card.shape)) if card else 0
     memory = IMPORTED + 2 * 4 * values / 1e9
     try:
-        held = records.load(job.paper, job.experiment, job.profile).manifest
+        manifest = records.load(job.paper, job.experiment, job.profile).manifest
     except FedlibError:
         return None, memory
-    then = max(1, len(held["settings"].get("runs", [0]))) * len(held["seeds"])
+    then = max(1, len(manifest["settings"].get("runs", [0]))) * len(manifest["seeds"])
     now = sum(max(1, len(j.settings.get("runs", [0]))) for j in unit.variants.values())
-    for name in LONG:
-        ours, theirs = job.settings.get(name), held["settings"].get(name)
+    for name in LASTING:
+        ours, theirs = job.settings.get(name), manifest["settings"].get(name)
         if isinstance(ours, int) and isinstance(theirs, int):
             now, then = now * ours, then * theirs
-    return held["wall_seconds"] * now * len(unit.seeds) / then, memory
+    return manifest["wall_seconds"] * now * len(unit.seeds) / then, memory
 
 
-def describe(units: Sequence[Unit]) -> list[dict[str, Any]]:
+def describe_units(units: Sequence[Unit]) -> list[dict[str, Any]]:
     """Return a row a unit: how many jobs, of what, and the estimates."""
     rows = []
     for unit in units:
-        seconds, memory = estimate(unit)
+        seconds, memory = estimate_unit(unit)
         first = unit.jobs[0]
         what = f"{first.paper} {first.experiment}.{first.profile}"
         row = dict(unit=unit.id, what=first.notebook.rpartition("/")[2] or what)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import math
 import shutil
 import time
 import traceback
+from collections import ChainMap
 from pathlib import Path
 from typing import Any
 
@@ -32,15 +32,15 @@ def place(folder: Path, job: BatchJob) -> Path:
 def state(folder: Path, job: BatchJob) -> dict[str, Any]:
     """Return what is known of a job: ``status``, ``seconds``, ``headline`` and, if failed, why."""
     try:
-        held = json.loads((place(folder, job) / "state.json").read_text("utf-8"))
-        if held["status"] == DONE and not job.notebook:
+        stored = json.loads((place(folder, job) / "state.json").read_text("utf-8"))
+        if stored["status"] == DONE and not job.notebook:
             record(folder, job)
-        return held
+        return stored
     except (OSError, ValueError, KeyError, FedlibError):  # never begun, or not to be read
         return {"status": WAITING, "seconds": None, "headline": None}
 
 
-def carry_out(unit: Unit, folder: Path) -> dict[str, str]:
+def carry_out_unit(unit: Unit, folder: Path) -> dict[str, str]:
     """Carry a unit out and write its jobs' results; an error is kept with its job.
 
     A unit of several jobs that fails is carried out once more job by job, so that one bad job does
@@ -57,46 +57,40 @@ def carry_out(unit: Unit, folder: Path) -> dict[str, str]:
             _run_notebook(unit.jobs[0], folder)
         else:
             _run_experiment(unit, folder)
-        told = ""
+        message = ""
     except locks.UnderWay:
         raise
     except Exception as error:
         if isinstance(error, OSError) and error.errno in FULL:
             raise files.cannot_write(folder, error) from error
-        told = f"{error}\n" if isinstance(error, FedlibError) else traceback.format_exc()
-    if told and len(unit.jobs) > 1:
-        apart = [carry_out(Unit((job,)), folder) for job in unit.jobs]
-        return {name: status for found in apart for name, status in found.items()}
-    if told:
-        return _failed(unit, folder, began, told)
+        message = f"{error}\n" if isinstance(error, FedlibError) else traceback.format_exc()
+    if message and len(unit.jobs) > 1:
+        each = [carry_out_unit(Unit((job,)), folder) for job in unit.jobs]
+        return dict(ChainMap(*each))
     seconds = (time.perf_counter() - began) / len(unit.jobs)
+    if message:
+        return fail(unit, folder, message, seconds)
     for job in unit.jobs:
-        row = {"status": DONE, "seconds": round(seconds, 2), "headline": headline(folder, job)}
-        _write(folder, job, row)
-        with contextlib.suppress(FileNotFoundError):
-            (place(folder, job) / "error.txt").unlink()
+        _write(folder, job, status=DONE, seconds=seconds, headline=headline(folder, job))
+        (place(folder, job) / "error.txt").unlink(missing_ok=True)
     shutil.rmtree(folder / "units" / unit.id, ignore_errors=True)
     return {job.id: DONE for job in unit.jobs}
 
 
-def _failed(unit: Unit, folder: Path, began: float, told: str) -> dict[str, str]:
-    seconds = round((time.perf_counter() - began) / len(unit.jobs), 2)
+def fail(unit: Unit, folder: Path, message: str, seconds: float = 0.0) -> dict[str, str]:
+    """Note that a unit has failed, or that its worker is gone."""
     for job in unit.jobs:
         home = files.make_folder(place(folder, job))
-        files.publish(home / "error.txt", told.encode())
-        last = told.strip().splitlines()[-1]
-        _write(folder, job, {"status": FAILED, "seconds": seconds, "headline": None, "why": last})
+        files.publish(home / "error.txt", message.encode())
+        last = message.strip().splitlines()[-1]
+        _write(folder, job, status=FAILED, seconds=seconds, headline=None, why=last)
     return {job.id: FAILED for job in unit.jobs}
 
 
-def fail(unit: Unit, folder: Path, why: str) -> dict[str, str]:
-    """Note that a unit's worker is gone."""
-    return _failed(unit, folder, time.perf_counter(), why)
-
-
-def _write(folder: Path, job: BatchJob, told: dict[str, Any]) -> None:
+def _write(folder: Path, job: BatchJob, seconds: float, **state: Any) -> None:
     home = files.make_folder(place(folder, job))
-    page = json.dumps({"axes": job.axes, **told}, indent=1, sort_keys=True) + "\n"
+    state |= {"axes": job.axes, "seconds": round(seconds, 2)}
+    page = json.dumps(state, indent=1, sort_keys=True) + "\n"
     files.publish(home / "state.json", page.encode())
 
 
@@ -107,11 +101,11 @@ def _run_notebook(job: BatchJob, folder: Path) -> None:
     import papermill
 
     home = files.make_folder(place(folder, job))
-    given = dict(job.parameters)
+    parameters = dict(job.parameters)
     if "out" in papermill.inspect_notebook(job.notebook):
-        given.setdefault("out", str(home))
+        parameters.setdefault("out", str(home))
     papermill.execute_notebook(
-        job.notebook, str(home / "notebook.ipynb"), given,
+        job.notebook, str(home / "notebook.ipynb"), parameters,
         progress_bar=False, cwd=str(Path(job.notebook).parent),
     )  # fmt: skip
 
@@ -141,19 +135,19 @@ def _give(unit: Unit, job: BatchJob, whole: Record, mine: dict[str, str], folder
     rows = rows.assign(run=rows["run"].map(mine)).dropna(subset="run")
     diverged: dict[str, dict[str, int]] = {}
     for name in m["diverged"].keys() & mine.keys():
-        own = {seed: t for seed, t in m["diverged"][name].items() if int(seed) in job.seeds}
-        if own:
-            diverged[mine[name]] = own
-        if len(own) == len(job.seeds):  # by itself it would have ended there
-            rows = rows[(rows["run"] != mine[name]) | (rows["round"] <= max(own.values()))]
+        lost = {seed: t for seed, t in m["diverged"][name].items() if int(seed) in job.seeds}
+        if lost:
+            diverged[mine[name]] = lost
+        if len(lost) == len(job.seeds):  # by itself it would have ended there
+            rows = rows[(rows["run"] != mine[name]) | (rows["round"] <= max(lost.values()))]
     beside = [other.id for other in unit.jobs if other is not job]
-    told = m | {
+    manifest = m | {
         "settings": job.settings, "seeds": list(job.seeds), "diverged": diverged,
         **{key: round(m[key] / len(unit.jobs), 1) for key in ("wall_seconds", "cpu_seconds")},
         **ages.looked(job.paper, job.experiment, job.profile, place(folder, job)),
-        **freshness.now(job.settings), **({"beside": beside} if beside else {}),
+        **freshness.present_code(job.settings), **({"beside": beside} if beside else {}),
     }  # fmt: skip
-    records.save(place(folder, job), rows.reset_index(drop=True), told)
+    records.save(place(folder, job), rows.reset_index(drop=True), manifest)
 
 
 def record(folder: Path, job: BatchJob) -> Record:
@@ -170,12 +164,12 @@ def headline(folder: Path, job: BatchJob) -> float | None:
     try:
         if job.notebook:
             return _printed(place(folder, job) / "notebook.ipynb")
-        held = record(folder, job)
-        asked = {"run": held.frame["run"].iloc[0], "metric": "loss", "split": "train"}
-        found = float(measures.last(held, **(asked | job.headline)).mean(skipna=False))
+        stored = record(folder, job)
+        asked = {"run": stored.frame["run"].iloc[0], **job.headline}
+        value = float(measures.last(stored, **asked).mean(skipna=False))
     except (FedlibError, KeyError, ValueError, IndexError):
         return None
-    return found if math.isfinite(found) else None
+    return value if math.isfinite(value) else None
 
 
 def _printed(path: Path) -> float:

@@ -26,14 +26,14 @@ from typing import Any
 from fedlib import files, paths
 from fedlib.errors import FedlibError
 from fedlib.lab.evidence import catalogue, freshness, reach, records
-from fedlib.lab.evidence.records import Record, Rule
+from fedlib.lab.evidence.records import Record, RuleHashes
 
 OLDER, YOUNGER, SAME, CHANGED, UNKNOWN = "older", "younger", "same", "changed", "not known"
 
 SOURCE = Path(__file__).with_name("measures.py")
-BEFORE = Path(__file__).with_name("claims.py")  # where measures were once
+ONCE_IN = Path(__file__).with_name("claims.py")  # where measures were once
 RETURNS = {"Measured", "_exactly"}  # values, and words on them:
-WORDS = {"text", "lost", "beside", None}  # None is the rest of them, in **words
+WORD_ARGUMENTS = {"text", "lost", "beside", None}  # None is the rest of them, in **words
 PROSE = {"what", "essential", "data", "reading", "changed", "note", "expected"}  # of a check
 LOOK = re.compile(r"\.(quick|paper)\.json$")  # a smoke run is no look
 
@@ -58,10 +58,10 @@ def text(claim: Mapping[str, Any]) -> str:
         for part in (counted, [c for c in claim.get("check", []) if c not in counted])
     )
     smallest = claim.get("smallest", {})
-    if isinstance(smallest, dict):
+    if isinstance(smallest, dict):  # once it was one number
         smallest = {k: v for k, v in smallest.items() if k in metrics or k not in others}
     asked = ({k: v for k, v in check.items() if k not in PROSE} for check in counted)
-    return freshness.digest([claim.get("kind"), _plain(smallest), sorted(map(_plain, asked))])
+    return freshness.short_digest([claim.get("kind"), _plain(smallest), sorted(map(_plain, asked))])
 
 
 def _plain(value: Any) -> str:
@@ -69,17 +69,17 @@ def _plain(value: Any) -> str:
     return json.dumps(json.loads(json.dumps(value), parse_int=float), sort_keys=True)
 
 
-def code(source: str, measures: Iterable[str]) -> str:
+def measure_code(source: str, measures: Iterable[str]) -> str:
     """Return a hash of measures and of what they use of their module; "" where one is missing."""
-    held, found, todo = _definitions(source), {}, [*measures]
-    if not held.keys() >= {*todo}:
+    definitions, reached, todo = _definitions(source), {}, [*measures]
+    if not definitions.keys() >= {*todo}:
         return ""
     while todo:
         name = todo.pop()
-        if name in held and name not in found:
-            found[name], names = held[name]
+        if name in definitions and name not in reached:
+            reached[name], names = definitions[name]
             todo += names
-    return freshness.digest(found)
+    return freshness.short_digest(reached)
 
 
 @functools.lru_cache(maxsize=64)
@@ -88,7 +88,7 @@ def _definitions(source: str) -> dict[str, tuple[str, list[str]]]:
 
     A class is there without its methods, and each method as ``.name``: it counts when it is used.
     """
-    nodes, held = ast.parse(source).body, {}
+    nodes, definitions = ast.parse(source).body, {}
     for node in list(nodes):
         if isinstance(node, ast.ClassDef):
             methods = [part for part in node.body if isinstance(part, ast.FunctionDef)]
@@ -107,9 +107,9 @@ def _definitions(source: str) -> dict[str, tuple[str, list[str]]]:
         used = [part.id for part in parts if isinstance(part, ast.Name)]
         used += [f".{part.attr}" for part in parts if isinstance(part, ast.Attribute)]
         for name in names:
-            before, more = held.get(name, ("", []))
-            held[name] = (before + reach.dump(node), more + used)
-    return held
+            before, more = definitions.get(name, ("", []))
+            definitions[name] = (before + reach.dump(node), more + used)
+    return definitions
 
 
 class _Values(reach._Lean):
@@ -118,7 +118,7 @@ class _Values(reach._Lean):
     def visit_Call(self, node: ast.Call) -> ast.AST:
         if isinstance(node.func, ast.Name) and node.func.id in RETURNS:
             node.args = node.args[:2]
-            node.keywords = [word for word in node.keywords if word.arg not in WORDS]
+            node.keywords = [word for word in node.keywords if word.arg not in WORD_ARGUMENTS]
         return self.generic_visit(node)
 
     def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
@@ -127,14 +127,12 @@ class _Values(reach._Lean):
         return self.generic_visit(node)
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-        node, own = super().visit_FunctionDef(node), node.args
+        node, takes = super().visit_FunctionDef(node), node.args
         used = {part.id for line in node.body for part in ast.walk(line) if hasattr(part, "id")}
-        blank = [None] * (len(own.args) - len(own.defaults))
-        kept = [
-            pair for pair in zip(own.args, blank + own.defaults, strict=True) if pair[0].arg in used
-        ]
-        own.args, own.defaults = [a for a, _ in kept], [d for _, d in kept if d]
-        own.kwarg = own.kwarg if own.kwarg and own.kwarg.arg in used else None
+        defaults = [None] * (len(takes.args) - len(takes.defaults)) + takes.defaults
+        kept = [(a, d) for a, d in zip(takes.args, defaults, strict=True) if a.arg in used]
+        takes.args, takes.defaults = [a for a, _ in kept], [d for _, d in kept if d]
+        takes.kwarg = takes.kwarg if takes.kwarg and takes.kwarg.arg in used else None
         return node
 
 
@@ -148,7 +146,8 @@ def experiments(check: Mapping[str, Any]) -> list[str]:
     return [check["experiment"], *([than] if than else [])]
 
 
-def _experiments(claim: Mapping[str, Any]) -> set[str]:
+def experiments_of(claim: Mapping[str, Any]) -> set[str]:
+    """Return the experiments that a claim's finding depends on."""
     return {name for check in essential(claim) for name in experiments(check)}
 
 
@@ -168,13 +167,13 @@ def _page(home: Path) -> str:
 # ------------------------------------------------------------------ what a record keeps
 
 
-def rules(paper: str, experiment: str) -> dict[str, Rule]:
+def rules(paper: str, experiment: str) -> dict[str, RuleHashes]:
     """Return the present rules that ask for an experiment, as two hashes for each claim."""
     source = SOURCE.read_text("utf-8")
     return {
-        name: Rule(text=text(claim), code=code(source, _measures(claim)))
+        name: RuleHashes(text=text(claim), code=measure_code(source, _measures(claim)))
         for name, claim in _claims(_page(paths.paper_folder(paper))).items()
-        if experiment in _experiments(claim)
+        if experiment in experiments_of(claim)
     }
 
 
@@ -184,11 +183,11 @@ def looked(paper: str, experiment: str, profile: str, out: str | Path) -> dict[s
     That of a record about to be made at a profile, in a folder: making it again makes no rule
     older. Nothing for a smoke run.
     """
-    found = []
+    dates = []
     for place, kind in itertools.product((out, None), catalogue.PROFILES):
         with contextlib.suppress(FedlibError):
-            found += records.looks(records.load(paper, experiment, kind, place).manifest)
-    return {"looked": min(found)} if found and profile != "smoke" else {}
+            dates += records.look_dates(records.load(paper, experiment, kind, place).manifest)
+    return {"looked": min(dates)} if dates and profile != "smoke" else {}
 
 
 def _stamp(seconds: float) -> str:
@@ -199,12 +198,12 @@ def _stamp(seconds: float) -> str:
 # ------------------------------------------------------------------ how old a rule is
 
 
-def of(paper: str, claim: Mapping[str, Any], held: Iterable[Record]) -> dict[str, str]:
+def of(paper: str, claim: Mapping[str, Any], judged_by: Iterable[Record]) -> dict[str, str]:
     """Say how old a claim's rule is.
 
     Parameters
     ----------
-    held
+    judged_by
         The records that the claim is judged by.
 
     Returns
@@ -217,24 +216,24 @@ def of(paper: str, claim: Mapping[str, Any], held: Iterable[Record]) -> dict[str
         were made, has ``"changed"`` or is ``"not known"``. Dates are in UTC, "" where there is
         none.
     """
-    told, now, asked = _stored(), text(claim), _experiments(claim)
-    entry = told["claims"].get(f"{paper}/{claim['id']}", {})
-    before = [told["looks"].get(f"{paper}/{name}", {}) for name in asked]
-    found = [r.manifest for r in held if r.manifest["experiment"] in asked]
-    noted = [_noted(m, claim) for m in found]
+    stored, now, asked = _stored(), text(claim), experiments_of(claim)
+    entry = stored["claims"].get(f"{paper}/{claim['id']}", {})
+    before = [stored["looks"].get(f"{paper}/{name}", {}) for name in asked]
+    manifests = [r.manifest for r in judged_by if r.manifest["experiment"] in asked]
+    rules = [_noted(m, claim) for m in manifests]
     looks = [part["first"] for part in before if part]
-    looks += [look for m in found for look in records.looks(m)]
+    looks += [look for m in manifests for look in records.look_dates(m)]
     since = [entry["since"]] if entry.get("hash") == now else []
     since += [
-        records.looks(m)[0]
-        for m, rule in zip(found, noted, strict=True)
+        records.look_dates(m)[0]
+        for m, rule in zip(manifests, rules, strict=True)
         if rule.get("text") == now and m["profile"] != "smoke"
     ]
-    covered = any(name.startswith(f"{paper}/") for name in told["claims"])
+    covered = any(name.startswith(f"{paper}/") for name in stored["claims"])
     word = UNKNOWN
     if looks and since:
         word = OLDER if min(since) <= min(looks) else YOUNGER
-    elif looks and (covered or any(rule.get("text") for rule in noted)):
+    elif looks and (covered or any(rule.get("text") for rule in rules)):
         word = YOUNGER  # it was changed after what we have was written
     return {
         "text": word,
@@ -242,7 +241,7 @@ def of(paper: str, claim: Mapping[str, Any], held: Iterable[Record]) -> dict[str
         "first": entry.get("first", ""),
         "first_look": min(looks, default=""),
         "anew": min((part["anew"] for part in before if part), default=""),
-        "code": _code_since(claim, found, noted, told["measures"]),
+        "code": _code_since(claim, manifests, stored["measures"]),
     }
 
 
@@ -253,44 +252,40 @@ def _noted(manifest: Mapping[str, Any], claim: Mapping[str, Any]) -> dict[str, s
 
 
 def _code_since(
-    claim: Mapping[str, Any],
-    found: list[dict[str, Any]],
-    noted: list[dict[str, str]],
-    told: Mapping[str, dict[str, str]],
+    claim: Mapping[str, Any], manifests: list[dict[str, Any]], dated: Mapping[str, dict[str, str]]
 ) -> str:
+    """Say whether the code of a claim's measures has changed since its records were made."""
     source, measures, words = SOURCE.read_text("utf-8"), _measures(claim), set()
-    for m, rule in zip(found, noted, strict=True):
-        if rule:
-            words.add(SAME if rule["code"] == code(source, measures) else CHANGED)
+    for m in manifests:
+        if rule := _noted(m, claim):
+            words.add(SAME if rule["code"] == measure_code(source, measures) else CHANGED)
             continue
         for name in measures:
-            entry = told.get(name, {})
-            same = entry.get("hash") == code(source, [name]) and entry["since"] < m["date"]
+            entry = dated.get(name, {})
+            same = entry.get("hash") == measure_code(source, [name]) and entry["since"] < m["date"]
             words.add((SAME if same else CHANGED) if entry else UNKNOWN)
     return next((word for word in (CHANGED, UNKNOWN, SAME) if word in words), UNKNOWN)
 
 
-def words(age: Mapping[str, str]) -> str:
+def age_in_words(age: Mapping[str, str]) -> str:
     """Return a rule's ages as sentences for readers."""
     if age["text"] == UNKNOWN:
-        told = "Whether the rule's text is older than the first look is not known."
+        line = "Whether the rule's text is older than the first look is not known."
     else:
         day = {k: age[k][:16].replace("T", " ") for k in ("since", "first", "first_look", "anew")}
         since = f"since {day['since']}" if age["since"] else "changed of late"
         if "" < age["first"] < min(age["since"] or age["first_look"], age["first_look"]):
             since += f"; another form since {day['first']}"
-        told = f"The rule's text is {age['text']} than the first look ({since}; "
-        told += f"first look {day['first_look']})."
+        line = f"The rule's text is {age['text']} than the first look ({since}; "
+        line += f"first look {day['first_look']})."
         if age["text"] == YOUNGER and "" < age["since"] < age["anew"]:
-            told += f" It is older than the first run with the present settings ({day['anew']})."
-    return (
-        f"{told} "
-        + {
-            SAME: "The measure's code has not changed since the record.",
-            CHANGED: "The measure's code has changed since the record.",
-            UNKNOWN: "Whether the measure's code has changed since the record is not known.",
-        }[age["code"]]
-    )
+            line += f" It is older than the first run with the present settings ({day['anew']})."
+    since = {
+        SAME: "The measure's code has not changed since the record.",
+        CHANGED: "The measure's code has changed since the record.",
+        UNKNOWN: "Whether the measure's code has changed since the record is not known.",
+    }
+    return f"{line} {since[age['code']]}"
 
 
 # ------------------------------------------------------------------ first the rule, then the run
@@ -311,13 +306,13 @@ def committed(paper: str, experiment: str, profile: str) -> None:
     tuning = "tunes" in catalogue.settings(paper, experiment, profile)
     if profile == "smoke" or tuning or home.parent != paths.data_folder() / "papers":
         return
-    if not _git(home, "ls-files", ".."):
+    if not git(home, "ls-files", ".."):
         return
-    kept = _claims(_git(home, "show", "HEAD:./claims.toml").decode())
+    kept = _claims(git(home, "show", "HEAD:./claims.toml").decode())
     left = [
         name
         for name, claim in _claims(_page(home)).items()
-        if experiment in _experiments(claim) and text(kept.get(name, {})) != text(claim)
+        if experiment in experiments_of(claim) and text(kept.get(name, {})) != text(claim)
     ]
     if left:
         raise FedlibError(
@@ -332,7 +327,7 @@ def committed(paper: str, experiment: str, profile: str) -> None:
 
 
 def history(
-    homes: Mapping[str, Path], sources: Sequence[Path] = (BEFORE, SOURCE)
+    homes: Mapping[str, Path], sources: Sequence[Path] = (ONCE_IN, SOURCE)
 ) -> dict[str, Any] | None:
     """Return what the history says of papers' rules, looks and measures.
 
@@ -352,24 +347,24 @@ def history(
         settings, ``anew``. None without a history, or with a part of one.
     """
     at = next(iter(homes.values()))
-    if _git(at, "rev-parse", "--is-shallow-repository").strip() != b"false":
+    if git(at, "rev-parse", "--is-shallow-repository").strip() != b"false":
         return None
-    claims: dict[str, Any] = {}
-    measures = set()
-    for paper, home in homes.items():
-        for claim in _claims(_page(home)).values():
-            measures |= {*_measures(claim)}
-        claims |= {f"{paper}/{k}": v for k, v in _dated([home / "claims.toml"], _texts).items()}
-    codes = _dated(sources, lambda page: _codes(page, measures))
+    claims = {
+        f"{paper}/{name}": entry
+        for paper, home in homes.items()
+        for name, entry in _dated([home / "claims.toml"], _texts).items()
+    }
+    asked = (claim for home in homes.values() for claim in _claims(_page(home)).values())
+    measures = {name for claim in asked for name in _measures(claim)}
+    codes = _dated(
+        sources,
+        lambda page: {name: now for name in measures if (now := measure_code(page, [name]))},
+    )
     return {"claims": claims, "looks": _first_looks(at, {*homes}), "measures": codes}
 
 
 def _texts(page: str) -> dict[str, str]:
     return {name: text(claim) for name, claim in _claims(page).items()}
-
-
-def _codes(page: str, measures: Iterable[str]) -> dict[str, str]:
-    return {name: found for name in measures if (found := code(page, [name]))}
 
 
 def _dated(
@@ -379,76 +374,75 @@ def _dated(
 
     Back from the last commit, along all parents, as far as the thing is the same.
     """
-    at, held = pages[0].parent, defaultdict(dict)
-    log = [line.split() for line in _git(at, "log", "--format=%H %ct %P").decode().splitlines()]
+    at, versions = pages[0].parent, defaultdict(dict)
+    log = [line.split() for line in git(at, "log", "--format=%H %ct %P").decode().splitlines()]
     when = {commit: int(seconds) for commit, seconds, *_ in log}
     parents = {commit: above for commit, _, *above in log}
     for name in (name for page in pages for name in _called(page)):
         contents = _contents(at, [f"{commit}:{name}" for commit in when])
         known = {content: read(content) for content in set(contents) - {""}}
         for commit, content in zip(when, contents, strict=True):
-            held[commit] |= known.get(content, {})
-    found = {}
-    for name, present in held[log[0][0]].items() if log else ():
+            versions[commit] |= known.get(content, {})
+    dates = {}
+    for name, present in versions[log[0][0]].items() if log else ():
         todo, seen, origins = [log[0][0]], {log[0][0]}, []
         while todo:
             commit = todo.pop()
-            same = [above for above in parents[commit] if held[above].get(name) == present]
+            same = [above for above in parents[commit] if versions[above].get(name) == present]
             origins += [commit] * (not same)
             todo += {*same} - seen
             seen |= {*same}
         origin = min(origins, key=lambda commit: (when[commit], commit))
-        first = min(when[commit] for commit in when if name in held[commit])
+        first = min(when[commit] for commit in when if name in versions[commit])
         since, first = _stamp(when[origin]), _stamp(first)
-        found[name] = {"hash": present, "since": since, "commit": origin, "first": first}
-    return found
+        dates[name] = {"hash": present, "since": since, "commit": origin, "first": first}
+    return dates
 
 
 def _called(page: Path) -> list[str]:
     """Return the names that a file has had."""
-    told = _git(page.parent, "log", "--follow", "--format=", "--name-only", "-z", "--", page.name)
-    return sorted({*told.decode().replace("\n", "\0").split("\0")} - {""})
+    log = git(page.parent, "log", "--follow", "--format=", "--name-only", "-z", "--", page.name)
+    return sorted({*log.decode().replace("\n", "\0").split("\0")} - {""})
 
 
 def _first_looks(at: Path, papers: set[str]) -> dict[str, dict[str, str]]:
     """Return when each experiment was first run, over all records that a history has."""
-    listed = _git(at, "rev-list", "--objects", "HEAD").decode().splitlines()
+    listed = git(at, "rev-list", "--objects", "HEAD").decode().splitlines()
     every: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for page in _contents(at, [line.split()[0] for line in listed if LOOK.search(line)]):
         with contextlib.suppress(ValueError):
             m = json.loads(page)
             if {"paper", "date", "wall_seconds", "settings"} <= {*m} and m["paper"] in papers:
                 every[f"{m['paper']}/{m['experiment']}"].append(m)
-    found = {}
+    dates, plain = {}, freshness.plain
     for name, versions in sorted(every.items()):
         last = {m["profile"]: m["settings"] for m in sorted(versions, key=lambda m: m["date"])}
-        alike = [
-            m
-            for m in versions
-            if freshness.plain(m["settings"]) == freshness.plain(last[m["profile"]])
-        ]
-        first, anew = (min(d for m in part for d in records.looks(m)) for part in (versions, alike))
-        found[name] = {"first": first, "anew": anew}
-    return found
+        alike = [m for m in versions if plain(m["settings"]) == plain(last[m["profile"]])]
+        first, anew = (
+            min(date for m in part for date in records.look_dates(m)) for part in (versions, alike)
+        )
+        dates[name] = {"first": first, "anew": anew}
+    return dates
 
 
 def _contents(at: Path, names: list[str]) -> list[str]:
     """Return what files of a repository held; "" for one that was not there."""
-    given = "\n".join(names).encode()
-    ids = _git(at, "cat-file", "--batch-check=%(objectname)", given=given).decode().splitlines()
+    check = "--batch-check=%(objectname)"
+    ids = git(at, "cat-file", check, lines=names).decode().splitlines()
     there = sorted({name for name in ids if " " not in name})
-    raw, start, held = _git(at, "cat-file", "--batch", given="\n".join(there).encode()), 0, {}
+    raw, start, contents = git(at, "cat-file", "--batch", lines=there), 0, {}
     for name in there:
         begin = raw.index(b"\n", start) + 1
         stop = begin + int(raw[start:begin].split()[2])
-        held[name], start = raw[begin:stop].decode("utf-8", "replace"), stop + 1
-    return [held.get(name, "") for name in ids]
+        contents[name], start = raw[begin:stop].decode("utf-8", "replace"), stop + 1
+    return [contents.get(name, "") for name in ids]
 
 
-def _git(at: Path, *command: str, given: bytes = b"") -> bytes:
-    """Return what git says; nothing where it fails, or is not there."""
+def git(at: Path, *command: str, lines: Sequence[str] = ()) -> bytes:
+    """Return what git says to some lines of input; nothing where it fails, or is not there."""
+    asked = "\n".join(lines).encode()
     try:
-        done = subprocess.run(["git", "-C", str(at), *command], input=given, capture_output=True)
+        done = subprocess.run(["git", "-C", str(at), *command], input=asked, capture_output=True)
     except OSError:
         return b""
     return done.stdout if done.returncode == 0 else b""
@@ -465,20 +459,20 @@ def _stored() -> dict[str, Any]:
     return json.loads(page.read_text("utf-8"))
 
 
-def own() -> dict[str, Path]:
+def papers_of_the_book() -> dict[str, Path]:
     """Return the folders of the book's own papers that have claims."""
     home = paths.data_folder() / "papers"
     return {k: v for k, v in paths.papers("claims.toml").items() if v.parent == home}
 
 
-def write() -> None:
+def write_ages() -> None:
     """Write what the history says to ``data/ages.json``."""
-    found = history(own())
-    if found is None:
+    dates = history(papers_of_the_book())
+    if dates is None:
         raise SystemExit("There is no history here, or a part of one: git fetch --unshallow")
-    page = json.dumps(found, indent=1, sort_keys=True) + "\n"
+    page = json.dumps(dates, indent=1, sort_keys=True) + "\n"
     files.publish(paths.data_folder() / "ages.json", page.encode())
 
 
 if __name__ == "__main__":
-    write()
+    write_ages()

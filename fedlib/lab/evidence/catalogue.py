@@ -43,7 +43,7 @@ class Experiment(Page):
     paper: NotRequired[dict[str, Any]]
 
 
-class Parts(Page):
+class BeforeStudy(Page):
     """What is read of an experiment's settings before its study says what it reads."""
 
     kind: NotRequired[str]
@@ -66,21 +66,21 @@ def _table(paper: str) -> dict[str, Any]:
 def _read(path: Path) -> dict[str, Any]:
     if schema.pydantic is None:
         warnings.warn("Pydantic is not installed: pages are read unchecked.", stacklevel=2)
-    held = read_toml(path, dict[str, dict[str, Any]])
-    conform({k: v for k, v in held.items() if k in _SHARED}, Shared, str(path))
-    conform({k: v for k, v in held.items() if k not in _SHARED}, dict[str, Experiment], str(path))
-    return {"profiles": {}, "common": {}} | held
+    page = read_toml(path, dict[str, dict[str, Any]])
+    conform({k: v for k, v in page.items() if k in _SHARED}, Shared, str(path))
+    conform({k: v for k, v in page.items() if k not in _SHARED}, dict[str, Experiment], str(path))
+    return {"profiles": {}, "common": {}} | page
 
 
-def names(paper: str) -> list[str]:
+def experiment_names(paper: str) -> list[str]:
     """Return the experiments of a paper, in the order of the file."""
     return [name for name in _table(paper) if name not in _SHARED]
 
 
 def profiles(paper: str, experiment: str) -> Sequence[str]:
     """Return the profiles at which an experiment can be run; ``long`` where it has a table."""
-    if experiment not in names(paper):
-        raise unknown("experiment", experiment, names(paper))
+    if experiment not in experiment_names(paper):
+        raise unknown("experiment", experiment, experiment_names(paper))
     entry = _table(paper)[experiment]
     return entry.get("only", [name for name in PROFILES if name != "long" or name in entry])
 
@@ -88,7 +88,7 @@ def profiles(paper: str, experiment: str) -> Sequence[str]:
 def modules(paper: str) -> list[str]:
     """Return the modules in which the paper's studies are written."""
     table = _table(paper)
-    tables = [table.get("common", {}), *(table[name] for name in names(paper))]
+    tables = [table.get("common", {}), *(table[name] for name in experiment_names(paper))]
     kinds = [entry["kind"] for entry in tables if "kind" in entry]
     return sorted({kind.split(":")[0] for kind in kinds})
 
@@ -115,7 +115,7 @@ def command(paper: str, experiment: str, out: str | None = None, profile: str | 
 def describe(paper: str) -> list[dict[str, str]]:
     """Return one row an experiment: paper, experiment, where in the paper, title, profiles."""
     rows = []
-    for name in names(paper):
+    for name in experiment_names(paper):
         entry = _table(paper)[name]
         row = dict(paper=paper, experiment=name, where=entry["where"], title=entry["title"])
         rows.append(row | dict(profiles=", ".join(profiles(paper, name))))
@@ -136,17 +136,18 @@ def settings(paper: str, experiment: str, profile: str) -> dict[str, Any]:
     valid, table = profiles(paper, experiment), _table(paper)
     if profile not in valid:
         raise unknown(f"profile of {experiment}", profile, valid)
-    common, own, shared, special = _layers(table, experiment, profile)
-    s = common | own | shared | special
-    read = {*own, *special, *_known(s)}
+    common, of_experiment, shared, special = _layers(table, experiment, profile)
+    s = common | of_experiment | shared | special
+    read = {*of_experiment, *special, *_known(s)}
     return {k: v for k, v in s.items() if k in read}
 
 
 def _layers(table: dict[str, Any], experiment: str, profile: str) -> list[dict[str, Any]]:
     """Return what is said of all experiments, of one, of a profile, and of that one at it."""
     entry = table[experiment]
-    own = {k: v for k, v in entry.items() if k not in (*PROFILES, "only")}
-    return [table["common"], own, table["profiles"].get(profile, {}), entry.get(profile, {})]
+    of_experiment = {k: v for k, v in entry.items() if k not in (*PROFILES, "only")}
+    shared = table["profiles"].get(profile, {})
+    return [table["common"], of_experiment, shared, entry.get(profile, {})]
 
 
 def _known(s: dict[str, Any]) -> set[str]:
@@ -179,18 +180,18 @@ def change(s: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
         if not isinstance(key, str):
             raise FedlibError(f"A setting goes by its name, in words; got {key!r}.")
         run, _, name = key.rpartition(".")
-        runs = [held for held in s.get("runs", []) if held["run"] == run or not run]
+        runs = [one for one in s.get("runs", []) if one["run"] == run or not run]
         if run and not runs:
-            raise unknown("run", run, [held["run"] for held in s.get("runs", [])])
-        inside = [held for held in runs if run or name in held]
-        for held in inside:
-            held[name] = value
+            raise unknown("run", run, [one["run"] for one in s.get("runs", [])])
+        inside = [one for one in runs if run or name in one]
+        for one in inside:
+            one[name] = value
         if not run and (name in s or not inside):
             s[name] = value
     return s
 
 
-def check(
+def check_experiment(
     paper: str, experiment: str, profile: str, changes: Mapping[str, Any] | None = None
 ) -> None:
     """Check an experiment's settings against those that its study reads, and their types.
@@ -203,35 +204,36 @@ def check(
         With the table, the key, what was there and what was expected.
     """
     s, table = change(settings(paper, experiment, profile), changes or {}), _table(paper)
-    parts = {k: v for k, v in s.items() if k in keys(Parts)}
-    conform(parts, Parts, f"{paths.paper_folder(paper) / 'experiments.toml'}, [{experiment}]")
-    told, entry = f"{paths.paper_folder(paper) / 'experiments.toml'}", table[experiment]
+    page = f"{paths.paper_folder(paper) / 'experiments.toml'}"
+    parts = {k: v for k, v in s.items() if k in keys(BeforeStudy)}
+    conform(parts, BeforeStudy, f"{page}, [{experiment}]")
     shapes = _shapes(s)
     if s.get("grid") == []:
-        raise FedlibError(f"{told}, [{experiment}]: the grid is empty. Give it values to try.")
+        raise FedlibError(f"{page}, [{experiment}]: the grid is empty. Give it values to try.")
     if None in shapes:
         return
     known = _keys(shapes)
-    _only(known, {k: v for k, v in entry.items() if k not in (*PROFILES, "only")}, told, experiment)
-    _only(known, entry.get(profile, {}), told, f"{experiment}.{profile}")
-    every = [_shapes(_whole(table, name)) for name in names(paper)]
+    common, of_experiment, shared, special = _layers(table, experiment, profile)
+    _only(known, of_experiment, page, experiment)
+    _only(known, special, page, f"{experiment}.{profile}")
+    every = [_shapes(_whole(table, name)) for name in experiment_names(paper)]
     if not any(None in shapes for shapes in every):
         union = {key for shapes in every for key in _keys(shapes)}
-        _only(union, table["common"], told, "common")
-        _only(union, table["profiles"].get(profile, {}), told, f"profiles.{profile}")
-    _only(known, {key.rpartition(".")[2]: key for key in changes or {}}, told, "changes")
-    found: set[str] = set()
+        _only(union, common, page, "common")
+        _only(union, shared, page, f"profiles.{profile}")
+    _only(known, {key.rpartition(".")[2]: key for key in changes or {}}, page, "changes")
+    names_seen: set[str] = set()
     for run in s.get("runs") or [{}]:
         name = f", run '{run.get('run', '')}'" * bool(run)
-        _only(known, run, told, experiment + name)
-        if run and (not isinstance(run.get("run"), str) or run["run"] in {"", *found}):
-            raise FedlibError(f"{told}, [{experiment}]: every run needs a name of its own{name}.")
-        found.add(run.get("run", ""))
-        given = {**s, **run} | ({s["tunes"]: s["grid"][0]} if s.get("tunes") else {})
-        given = {k: 1.0 if v == "tuned" else v for k, v in given.items()}
+        _only(known, run, page, experiment + name)
+        if run and (not isinstance(run.get("run"), str) or run["run"] in {"", *names_seen}):
+            raise FedlibError(f"{page}, [{experiment}]: every run needs a name of its own{name}.")
+        names_seen.add(run.get("run", ""))
+        values = {**s, **run} | ({s["tunes"]: s["grid"][0]} if s.get("tunes") else {})
+        values = {k: 1.0 if v == "tuned" else v for k, v in values.items()}
         for shape in shapes:
-            mine = {key: given[key] for key in keys(shape) if key in given}
-            conform(mine, shape, f"{told}, [{experiment}] at {profile}{name},")
+            mine = {key: values[key] for key in keys(shape) if key in values}
+            conform(mine, shape, f"{page}, [{experiment}] at {profile}{name},")
 
 
 def _shapes(s: dict[str, Any]) -> list[Any]:
@@ -248,8 +250,8 @@ def _shapes(s: dict[str, Any]) -> list[Any]:
 def _whole(table: dict[str, Any], experiment: str) -> dict[str, Any]:
     """Return all that is said of an experiment, at its largest profile."""
     largest = table[experiment].get("only", PROFILES)[-1]
-    common, own, shared, special = _layers(table, experiment, largest)
-    return common | own | shared | special
+    common, of_experiment, shared, special = _layers(table, experiment, largest)
+    return common | of_experiment | shared | special
 
 
 def _takes_a_job(function: Any) -> bool:
@@ -263,6 +265,6 @@ def _keys(shapes: list[Any]) -> set[str]:
     return {key for shape in shapes for key in keys(shape)}
 
 
-def _only(known: set[str], given: dict[str, Any], told: str, table: str) -> None:
-    for key in sorted({*given} - known):
-        raise FedlibError(f"{told}, [{table}]: unknown key '{key}'.{nearest(key, sorted(known))}")
+def _only(known: set[str], values: dict[str, Any], page: str, table: str) -> None:
+    for key in sorted({*values} - known):
+        raise FedlibError(f"{page}, [{table}]: unknown key '{key}'.{nearest(key, sorted(known))}")

@@ -30,7 +30,7 @@ from fedlib.lab.evidence.outcomes import FINDINGS, NO_DATA, NO_RECORD, OPEN, PRO
 from fedlib.lab.evidence.records import Record
 from fedlib.schema import CLOSED, Page, conform, read_toml
 
-KINDS = ("measured", "proved", "arithmetic")
+CLAIM_KINDS = ("measured", "proved", "arithmetic")
 FEWEST = 5  # seeds; from fewer there is no word on a sign or on sameness
 LEVEL = 0.95  # of an interval, together over the essential checks of a claim, or its controls
 
@@ -76,58 +76,54 @@ class Claims(Page):
     claim: list[Claim]
 
 
-def papers() -> list[str]:
-    """Return the papers that have claims, in the order of the book."""
-    return [name for name, home in paths.papers().items() if (home / "claims.toml").is_file()]
-
-
-def table(paper: str) -> list[Claim]:
+def claims_of(paper: str) -> list[Claim]:
     """Return a paper's claims as they stand in its ``claims.toml``."""
-    if paper not in papers():
-        raise unknown("paper", paper, papers())
-    return _read(paths.paper_folder(paper) / "claims.toml")
+    homes = paths.papers("claims.toml")
+    if paper not in homes:
+        raise unknown("paper", paper, homes)
+    return _read(homes[paper] / "claims.toml")
 
 
 @functools.cache
 def _read(path: Path) -> list[Claim]:
-    found = read_toml(path, Claims)["claim"]
-    for number, claim in enumerate(found):
-        told = f"{path}, claim {claim['id']}"
-        if claim["id"] in {other["id"] for other in found[:number]}:
-            raise FedlibError(f"{told}: another claim has this id.")
+    claims = read_toml(path, Claims)["claim"]
+    for number, claim in enumerate(claims):
+        place = f"{path}, claim {claim['id']}"
+        if claim["id"] in {other["id"] for other in claims[:number]}:
+            raise FedlibError(f"{place}: another claim has this id.")
         if claim.get("expected", OPEN) not in FINDINGS:
-            raise unknown(f"finding in {told}:", claim["expected"], FINDINGS)
-        for name in _theirs(claim, told):
+            raise unknown(f"finding in {place}:", claim["expected"], FINDINGS)
+        for name in _theirs(claim, place):
             if name != scale.RECIPE and name not in cards.all_cards():
-                raise unknown(f"data set in {told}:", name, [scale.RECIPE, *cards.all_cards()])
+                raise unknown(f"data set in {place}:", name, [scale.RECIPE, *cards.all_cards()])
         for check in claim.get("check", []):
-            _sound(claim, check, told)
-    return found
+            _sound(claim, check, place)
+    return claims
 
 
-def _theirs(claim: Claim, told: str) -> list[str]:
+def _theirs(claim: Claim, place: str) -> list[str]:
     """Return the sets of the paper's own experiment, which a measured claim has to name."""
     if "data" not in claim and claim["kind"] == "measured":
         raise FedlibError(
-            f"{told}: the paper's own data set is not named. Add data = ['NAME'], with a card's "
+            f"{place}: the paper's own data set is not named. Add data = ['NAME'], with a card's "
             f"name, or '{scale.RECIPE}' where the paper says how its data are drawn; data = [] "
             "where it takes none."
         )
     return claim.get("data", [])
 
 
-def _sound(claim: Claim, check: Asked, told: str) -> None:
+def _sound(claim: Claim, check: Asked, place: str) -> None:
     """Refuse a check that measures nothing, or asks a question that cannot be answered."""
     if check["measure"] not in MEASURES:
-        raise unknown(f"measure in {told}:", check["measure"], MEASURES)
-    conform(check["with"], _arguments(check["measure"]), f"{told}, 'with' of '{check['what']}',")
+        raise unknown(f"measure in {place}:", check["measure"], MEASURES)
+    conform(check["with"], _arguments(check["measure"]), f"{place}, 'with' of '{check['what']}',")
     bounds = check.get("bounds")
     if (check["asks"] == "within") != (bounds is not None):
-        raise FedlibError(f"{told}: bounds belong to a check that asks 'within', and to no other.")
+        raise FedlibError(f"{place}: bounds belong to a check that asks 'within', and to no other.")
     if bounds and not (len(bounds) == 2 and bounds[0] <= bounds[1]):
-        raise FedlibError(f"{told}: bounds are a lower and an upper one; got {bounds}.")
+        raise FedlibError(f"{place}: bounds are a lower and an upper one; got {bounds}.")
     if not _smallest(claim, check) >= 0:
-        raise FedlibError(f"{told}: the smallest difference that matters is above 0, a factor 1.")
+        raise FedlibError(f"{place}: the smallest difference that matters is above 0, a factor 1.")
 
 
 @functools.cache
@@ -140,12 +136,12 @@ def _arguments(measure: str) -> Any:
         if parameter.kind is parameter.VAR_KEYWORD:
             open_ended = True
         else:
-            given, hint = parameter.default is parameter.empty, hints[name]
+            required, hint = parameter.default is parameter.empty, hints[name]
             hint = str if hint is Record else hint  # the name of its experiment
-            shape[name] = hint if given else NotRequired[hint]
-    found = TypedDict("Arguments", shape)
-    found.__pydantic_config__ = CLOSED | ({"extra": "allow"} if open_ended else {})
-    return found
+            shape[name] = hint if required else NotRequired[hint]
+    arguments = TypedDict("Arguments", shape)
+    arguments.__pydantic_config__ = CLOSED | ({"extra": "allow"} if open_ended else {})
+    return arguments
 
 
 # ------------------------------------------------------------------ from a record to an outcome
@@ -269,8 +265,8 @@ def _named(value: Any, settings: dict[str, Any]) -> Any:
         key, which = match.group(1), match.group(2)
         if key not in settings:
             raise unknown("setting in the name of a run", key, settings)
-        held = settings[key]
-        return str({"smallest": min, "largest": max}[which](held) if which else held)
+        ends = {"smallest": min, "largest": max}
+        return str(ends[which](settings[key]) if which else settings[key])
 
     return re.sub(r"\{(\w+)(?:\.(smallest|largest))?\}", role, value)
 
@@ -293,11 +289,11 @@ def _check(
 ) -> Check:
     """Carry out one check on the stored records of its experiments."""
     essential, asked = check.get("essential", True), question(claim, check)
-    told = dict(
+    blank = Check(
         quantity=check["what"], asked=_words(check, _smallest(claim, check)), essential=essential,
         reading=check.get("reading", ""), s=asked.s,
+        measured=NO_RECORD, outcome=NO_RECORD, record=check["experiment"],
     )  # fmt: skip
-    none = Check(**told, measured=NO_RECORD, outcome=NO_RECORD, record=check["experiment"])
     try:
         read = [records.load(paper, name, profile, out) for name in experiments(check)]
         record, *than = read
@@ -306,9 +302,9 @@ def _check(
         arguments |= {"than": than[0]} if than else {}
         got = MEASURES[check["measure"]](record, **arguments)
     except records.MissingRecord:
-        return none
+        return blank
     except MissingRows as error:
-        return replace(none, why=str(error))
+        return replace(blank, why=str(error))
     family = sum(other.get("essential", True) == essential for other in claim["check"])
     level = 1 - (1 - LEVEL) / family
     low, high = got.interval(level)
@@ -318,13 +314,12 @@ def _check(
         outcome, why = OPEN, f"{got.seeds} seeds are fewer than {wanted}"
     else:
         why = _why(got, level, asked, outcome)
-    estimate, low, high = (v if math.isfinite(v) else None for v in (got.estimate, low, high))
-    return Check(
-        **told, measured=got.words(level), outcome=outcome, profile=profile, why=why,
-        record=", ".join(f"{name}.{held.manifest['profile']}"
-                         for name, held in zip(experiments(check), read, strict=True)),
-        size=got.size(),
-        estimate=estimate, low=low, high=high,
+    ends = dict(estimate=got.estimate, low=low, high=high)
+    return replace(
+        blank, measured=got.words(level), outcome=outcome, profile=profile, why=why,
+        record=", ".join(f"{name}.{part.manifest['profile']}"
+                         for name, part in zip(experiments(check), read, strict=True)),
+        size=got.size(), **{k: v for k, v in ends.items() if math.isfinite(v)},
     )  # fmt: skip
 
 
@@ -376,7 +371,7 @@ def checks(paper: str, claim: str, out: str | Path | None = None) -> list[Check]
     FedlibError
         For an unknown paper or claim, with the valid ones.
     """
-    known = {entry["id"]: entry for entry in table(paper)}
+    known = {entry["id"]: entry for entry in claims_of(paper)}
     if claim not in known:
         raise unknown("claim", claim, known)
     entry = known[claim]
@@ -391,7 +386,7 @@ def judge(
     Parameters
     ----------
     paper
-        See :func:`papers`.
+        One with a ``claims.toml``.
     out
         Folder of records; default is the one that ships with fedlib.
     ids
@@ -405,13 +400,13 @@ def judge(
         records find, see :func:`sizes`; ``scale``, what differs from
         the paper's own settings, and ``data``, what the data are to the paper's, both over the
         records of the essential checks, with ``sets``, the same for each set; ``checks``, a
-        dictionary for each :class:`Check`; ``told``, the counts of outcomes in words; ``record``
+        dictionary for each :class:`Check`; ``tally``, the counts of outcomes in words; ``record``
         and ``profile``; ``origins``, a line for each record; ``ages``, how old the rule is, see
         :func:`fedlib.lab.evidence.ages.of`.
     """
     if out is not None and not Path(out).is_dir():
         raise FedlibError(f"There is no folder {out} to read records from.")
-    names = [claim["id"] for claim in table(paper)] if ids is None else ids
+    names = [claim["id"] for claim in claims_of(paper)] if ids is None else ids
     folder, pages = records.folder(paper, out), paths.paper_folder(paper).glob("*.toml")
     stamp = tuple((page.name, page.stat().st_mtime_ns) for page in (*pages, *folder.glob("*")))
     return [copy.deepcopy(_judged(paper, name, out, stamp)) for name in names]
@@ -420,31 +415,31 @@ def judge(
 @functools.lru_cache(maxsize=256)
 def _judged(paper: str, name: str, out: str | Path | None, stamp: tuple) -> dict[str, Any]:
     """Judge a claim, once for each time that a file changes."""
-    found = checks(paper, name, out)
-    claim = {claim["id"]: claim for claim in table(paper)}[name]
-    held = read_from(paper, _records(found, made=True), out)
-    counted = [check for check in found if check.essential] or found
+    results = checks(paper, name, out)
+    claim = {claim["id"]: claim for claim in claims_of(paper)}[name]
+    read = read_from(paper, _records(results, made=True), out)
+    counted = [check for check in results if check.essential] or results
     words = {k: claim.get(k, "") for k in ("paper_reports", "because", "note", "changed")}
-    finding, readings = find(claim, found)
+    finding, readings = find(claim, results)
     return {
         **{k: claim[k] for k in ("id", "where", "statement", "kind")},
         **words,
         "finding": finding,
         "readings": readings,
-        "sizes": sizes(paper, claim, found, out),
-        **fields(claim, read_from(paper, _records(counted, made=True), out)),
-        "told": told(found),
-        "checks": [vars(check) for check in found],
-        "record": _records(found),
-        "profile": ", ".join(dict.fromkeys(c.profile for c in found if c.profile)),
+        "sizes": sizes(paper, claim, results, out),
+        **measured_at(claim, read_from(paper, _records(counted, made=True), out)),
+        "tally": tally_checks(results),
+        "checks": [vars(check) for check in results],
+        "record": _records(results),
+        "profile": ", ".join(dict.fromkeys(c.profile for c in results if c.profile)),
         "smallest": claim.get("smallest", {}),
-        "origins": [record.provenance() for record in held],
-        "ages": ages.of(paper, claim, held),
+        "origins": [record.provenance() for record in read],
+        "ages": ages.of(paper, claim, read),
     }
 
 
 def sizes(
-    paper: str, claim: Claim, found: list[Check], out: str | Path | None = None
+    paper: str, claim: Claim, results: list[Check], out: str | Path | None = None
 ) -> list[dict[str, Any]]:
     """Return what records of smaller profiles find, where there are larger ones.
 
@@ -454,38 +449,34 @@ def sizes(
         ``profile``, ``finding``, ``scale`` and ``data``, the smallest first; empty where the
         claim was tried at one size.
     """
-    essential, rows = [check for check in found if check.essential], []
+    essential, rows = [check for check in results if check.essential], []
     largest = {check.profile for check in essential if check.profile}
-    at_most = fields(claim, read_from(paper, _records(essential, made=True), out))
+    at_most = measured_at(claim, read_from(paper, _records(essential, made=True), out))
     for profile in catalogue.PROFILES[1:-1] if largest - {"quick"} else ():
         made = [_check(paper, claim, c, out, profile) for c in claim["check"]
                 if c.get("essential", True)]  # fmt: skip
         if made and largest != {profile} and all(c.outcome != NO_RECORD for c in made):
-            setting = fields(claim, read_from(paper, _records(made, made=True), out))
+            setting = measured_at(claim, read_from(paper, _records(made, made=True), out))
             if setting != at_most:
                 rows.append({"profile": profile, "finding": find(claim, made)[0], **setting})
     return rows
 
 
-def fields(claim: Claim, held: list[Record]) -> dict[str, Any]:
+def measured_at(claim: Claim, stored: list[Record]) -> dict[str, Any]:
     """Return scale and data of a claim: empty where nothing was measured."""
-    if claim["kind"] == PROVED or not held:
+    if claim["kind"] == PROVED or not stored:
         return {"scale": [], "data": "", "sets": {}}
-    each = {r.manifest["experiment"]: scale.differences(r) for r in held}
-    lines: dict[str, list[str]] = {}
-    for experiment, differ in each.items():
-        for line in differ:
-            lines.setdefault(line, []).append(experiment)
-    told = [
-        line if len(where) == len(each) else f"{line} ({', '.join(where)})"
-        for line, where in lines.items()
-    ]
+    each = {r.manifest["experiment"]: scale.differences_in_scale(r) for r in stored}
+    lines = []
+    for line in dict.fromkeys(line for differ in each.values() for line in differ):
+        where = [experiment for experiment, differ in each.items() if line in differ]
+        lines.append(line if len(where) == len(each) else f"{line} ({', '.join(where)})")
     sets: dict[str, str] = {}
-    for record in held:
+    for record in stored:
         name = record.manifest["settings"].get("dataset", "no data set")
         word = scale.data(record, claim.get("data", []))
         sets[name] = max(word, sets.get(name, word), key=scale.DATA.index)
-    return {"scale": told, "data": max(sets.values(), key=scale.DATA.index), "sets": sets}
+    return {"scale": lines, "data": max(sets.values(), key=scale.DATA.index), "sets": sets}
 
 
 def is_reproduced(row: dict[str, Any]) -> bool:
@@ -503,11 +494,11 @@ def is_own_data(row: dict[str, Any]) -> bool:
     return row["data"] in scale.THEIRS
 
 
-def told(checks: list[Check]) -> str:
+def tally_checks(checks: list[Check]) -> str:
     """Return the outcomes in words: ``"2 of 5 hold, 3 open"``, essential checks first."""
     parts = []
     for essential, name in ((True, ""), (False, "controls: ")):
-        words = outcomes.tally(c.outcome for c in checks if c.essential == essential)
+        words = outcomes.tally_outcomes(c.outcome for c in checks if c.essential == essential)
         parts += [name + words] * bool(words)
     return "; ".join(parts)
 
@@ -517,12 +508,12 @@ def read_from(paper: str, names: str, out: str | Path | None = None) -> list[Rec
     return [records.load(paper, *name.rsplit(".", 1), out) for name in names.split(", ") if name]
 
 
-def _records(found: Iterable[Check], made: bool = False) -> str:
+def _records(results: Iterable[Check], made: bool = False) -> str:
     """Return the names of records that checks read, each once; if ``made``, of those there are."""
-    names = (check.record.split(", ") for check in found if check.profile or not made)
+    names = (check.record.split(", ") for check in results if check.profile or not made)
     return ", ".join(dict.fromkeys(name for several in names for name in several))
 
 
-def count(rows: list[dict[str, Any]]) -> dict[str, int]:
+def count_findings(rows: list[dict[str, Any]]) -> dict[str, int]:
     """Count findings, every one present, in the order of the list of findings."""
     return {v: sum(row["finding"] == v for row in rows) for v in FINDINGS}

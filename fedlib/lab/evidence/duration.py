@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -46,7 +47,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Estimate:
+class TimeEstimate:
     """How long something will take.
 
     Attributes
@@ -75,12 +76,12 @@ class Estimate:
         """Say it in a line."""
         if self.seconds is None:
             return f"No estimate of the time: {self.why}."
-        done = f", of which {words(self.worked)} are done" if self.worked else ""
+        done = f", of which {time_in_words(self.worked)} are done" if self.worked else ""
         more = " or more" * self.least
-        return f"About {words(self.seconds)}{more}{done}: {self.why}."
+        return f"About {time_in_words(self.seconds)}{more}{done}: {self.why}."
 
 
-def words(seconds: float) -> str:
+def time_in_words(seconds: float) -> str:
     """Say a time as people do: ``40 s``, ``12 min``, ``3.5 h``, ``4 days``."""
     for unit, size, until in (("s", 1, 100), ("min", 60, 100), ("h", 3600, 48)):
         many = max(seconds, 0.1) / size
@@ -98,13 +99,13 @@ def took(paper: str, experiment: str, profile: str) -> float | None:
         return None
 
 
-def told(paper: str, experiment: str, profile: str) -> str:
+def took_in_words(paper: str, experiment: str, profile: str) -> str:
     """Say how long the stored record of an experiment took, or that there is none."""
     seconds = took(paper, experiment, profile)
-    return "not run" if seconds is None else words(seconds)
+    return "not run" if seconds is None else time_in_words(seconds)
 
 
-def expect(plan: Plan, say: Callable[[str], None] = lambda text: None) -> Estimate:
+def expect(plan: Plan, say: Callable[[str], None] = lambda text: None) -> TimeEstimate:
     """Estimate how long a run will take on this machine.
 
     As long as the stored record of the same experiment did, seed by seed, if it was made on the
@@ -115,11 +116,11 @@ def expect(plan: Plan, say: Callable[[str], None] = lambda text: None) -> Estima
     say
         Is told when something is about to be timed.
     """
-    found = _stored(plan) or _timed(plan, say)
-    return replace(found, worked=plan.worked)
+    estimate = _stored(plan) or _timed(plan, say)
+    return replace(estimate, worked=plan.worked)
 
 
-def _stored(plan: Plan) -> Estimate | None:
+def _stored(plan: Plan) -> TimeEstimate | None:
     """Return what a stored record of the same settings says, None without one."""
     for place in (plan.out, None):
         try:
@@ -128,18 +129,14 @@ def _stored(plan: Plan) -> Estimate | None:
             continue
         alike = plain(m["settings"]) == plain(plan.settings)
         if alike and m["device"].startswith("CPU") == (plan.job.device == "cpu"):
-            each = m["wall_seconds"] / len(m["seeds"])
-            many = _seeds(m["seeds"])
-            why = f"the stored record, of {many}, took {words(m['wall_seconds'])} on {m['device']}"
-            return Estimate(each * len(plan.job.seeds), why)
+            count, took = len(m["seeds"]), time_in_words(m["wall_seconds"])
+            seeds = f"{count} seed{'s' * (count > 1)}"
+            why = f"the stored record, of {seeds}, took {took} on {m['device']}"
+            return TimeEstimate(m["wall_seconds"] / count * len(plan.job.seeds), why)
     return None
 
 
-def _seeds(seeds: Sequence[int]) -> str:
-    return f"{len(seeds)} seed{'s' * (len(seeds) > 1)}"
-
-
-def _timed(plan: Plan, say: Callable[[str], None]) -> Estimate:
+def _timed(plan: Plan, say: Callable[[str], None]) -> TimeEstimate:
     """Time a few rounds of one seed, then of more, as seeds side by side take less time each."""
     say(f"Timing a few rounds on this machine, {PATIENCE:.0f} s at most.")
     for named in (plan.settings, *plan.settings.get("runs", [])):
@@ -151,15 +148,17 @@ def _timed(plan: Plan, say: Callable[[str], None]) -> Estimate:
     if one.ended and not one.times and one.lasted < PATIENCE / 8:
         one, _ = _piloted(alone, PATIENCE / 2)  # what was loaded the first time is there by now
     if one.broken:
-        return Estimate(None, f"timing it broke off ({type(one.broken).__name__})")
+        return TimeEstimate(None, f"timing it broke off ({type(one.broken).__name__})")
     if not (one.ended or one.skipped):
-        return Estimate(None, f"nothing of it could be timed in {words(one.lasted)}")
+        return TimeEstimate(None, f"nothing of it could be timed in {time_in_words(one.lasted)}")
     seconds, seen = _whole(one, names)
     if len(alone.seeds) < len(job.seeds):
         seconds = _more_seeds(job, one, seconds)
     why = "so say a few rounds timed on this machine"
     why += f", of {seen} of {len(names)} runs" * (not one.ended and seen > 0)
-    return Estimate(seconds * _grown(plan), why, not one.ended and not one.times.keys() & {*names})
+    return TimeEstimate(
+        seconds * _grown(plan), why, not one.ended and not one.times.keys() & {*names}
+    )
 
 
 def _whole(one: pilot.Pilot, names: Sequence[str]) -> tuple[float, int]:
@@ -192,17 +191,10 @@ def _piloted(job: Job, limit: float, soon: float | None = None) -> tuple[pilot.P
     """Carry a job out in small; also return the names of what it runs."""
     job, s = replace(job, folder=None, progress=False, until=None), job.settings
     carried_out, names = study(s["kind"]), [run["run"] for run in s.get("runs", [])]
+    work = functools.partial(carried_out, job)
     if carried_out is tuning.grid:  # a pilot has nothing to choose a best value by
-
-        def work() -> Any:
-            return tuning._at(job, sorted(s["grid"]))
-
+        work = functools.partial(tuning._at, job, sorted(s["grid"]))
         names = [tuning._name(run, value) for run in names for value in s["grid"]]
-    else:
-
-        def work() -> Any:
-            return carried_out(job)
-
     homes = {"fedlib", s["kind"].split(".")[0], s.get("study", "").split(".")[0]}
     with steady():
         return pilot.carry_out(work, limit, names, soon, homes), names
@@ -213,7 +205,7 @@ def _grown(plan: Plan) -> float:
     if study(plan.settings["kind"]) is not tuning.grid:
         return 1.0
     try:
-        held = records.load(plan.paper, plan.experiment)
+        record = records.load(plan.paper, plan.experiment)
     except FedlibError:
         return 1.0
-    return held.frame["at"].nunique() / len(held.manifest["settings"]["grid"])
+    return record.frame["at"].nunique() / len(record.manifest["settings"]["grid"])

@@ -7,7 +7,6 @@ import json
 import os
 import platform
 import shutil
-import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral
@@ -70,7 +69,7 @@ def run(
     Parameters
     ----------
     paper, experiment, profile
-        See :func:`names` and :func:`settings`.
+        See :func:`fedlib.lab.evidence.catalogue.settings`.
     seeds
         A number of seeds, or the seeds themselves; default is the profile's number.
     device
@@ -112,22 +111,22 @@ def run(
     if not isinstance(changes, Mapping | None):
         raise FedlibError(f"changes are values by the name of a setting; got {changes!r}.")
     s = catalogue.change(settings(paper, experiment, profile), changes or {})
-    catalogue.check(paper, experiment, profile, changes)
-    chosen = choose_seeds(s, seeds)
+    catalogue.check_experiment(paper, experiment, profile, changes)
+    numbers = choose_seeds(s, seeds)
     place = choose_device(device)
     home = records.folder(paper, out)
     tuned = _tuning(paper, s, profile, out)
-    present = freshness.now(s)
+    present = freshness.present_code(s)
     if not replace:
-        _check_place(home / f"{experiment}.{profile}.json", s, chosen)
+        _check_place(home / f"{experiment}.{profile}.json", s, numbers)
     set_precision(tf32)
-    how = (s, chosen, place, tuned, *[tf32] * (place == "cuda"))
-    mark = freshness.digest([repr(how), present["code"], present["cards"]])
+    how = (s, numbers, place, tuned, *[tf32] * (place == "cuda"))
+    mark = freshness.short_digest([repr(how), present["code"], present["cards"]])
     folder = home / f".{experiment}.{profile}.{mark}"
     rules, looked = ages.rules(paper, experiment), ages.looked(paper, experiment, profile, out)
     commit, (before, worked) = _commit(), _seconds(folder)
     used = tuning.apply(s, tuned["chosen"]) if tuned else s
-    job = Job(used, chosen, place, folder, progress, until=until)
+    job = Job(used, numbers, place, folder, progress, until=until)
     lock = home / f".{experiment}.{profile}.lock"
     with locks.folder_for(home), locks.only_one(lock, f"{paper} {experiment}, profile {profile},"):
         if announce is not None:
@@ -146,7 +145,7 @@ def run(
             "experiment": experiment,
             "profile": profile,
             "settings": s,
-            "seeds": list(chosen),
+            "seeds": list(numbers),
             "wall_seconds": round(seconds, 1),
             "cpu_seconds": round(worked, 1),
             "data": outcome.hashes,
@@ -168,17 +167,17 @@ def run(
 def _check_place(page: Path, s: dict[str, Any], seeds: tuple[int, ...]) -> None:
     """Refuse to overwrite a record that is not the one about to be made."""
     try:
-        held = json.loads(page.read_text("utf-8"))
-        then, now = held["settings"], json.loads(json.dumps(s))
-        told = [key for key in {**then, **now} if then.get(key) != now.get(key)]
-        told = [f"other settings ({', '.join(sorted(told))})"] if told else []
-        if held["seeds"] != list(seeds):
-            told.append(f"seeds {', '.join(map(str, held['seeds']))}")
+        stored = json.loads(page.read_text("utf-8"))
+        then, now = stored["settings"], json.loads(json.dumps(s))
+        differs = [key for key in {**then, **now} if then.get(key) != now.get(key)]
+        differs = [f"other settings ({', '.join(sorted(differs))})"] if differs else []
+        if stored["seeds"] != list(seeds):
+            differs.append(f"seeds {', '.join(map(str, stored['seeds']))}")
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return  # there is none, or none that could be read
-    if told:
+    if differs:
         raise FedlibError(
-            f"{page} is there already, with {' and '.join(told)}. Choose another folder with "
+            f"{page} is there already, with {' and '.join(differs)}. Choose another folder with "
             "--out, or overwrite it with --replace."
         )
 
@@ -199,28 +198,28 @@ def choose_seeds(s: dict[str, Any], seeds: int | Sequence[int] | None) -> tuple[
         For none, for one given twice or below zero, and for one that is kept for the other use.
     """
     tunes, asked = "tunes" in s, s["seeds"] if seeds is None else seeds
-    if isinstance(asked, bool):
-        raise FedlibError(f"A number of seeds is 1 to {MOST_SEEDS}; got {asked}.")
-    if isinstance(asked, Integral) and not 1 <= asked <= MOST_SEEDS:
-        raise FedlibError(f"A number of seeds is 1 to {MOST_SEEDS}; got {asked}.")
     if isinstance(asked, Integral):
-        asked = tuning.SEEDS[:asked] if tunes else run_seeds(int(asked))
-    chosen = tuple(map(int, checked_seeds(asked)))
-    if len(set(chosen)) < len(chosen):
-        raise FedlibError(f"Seeds must be different; got {list(chosen)}.")
-    kept = ", ".join(map(str, tuning.SEEDS))
-    if set(chosen) & set(tuning.SEEDS) and not tunes:
+        if isinstance(asked, bool) or not 1 <= asked <= MOST_SEEDS:
+            raise FedlibError(f"A number of seeds is 1 to {MOST_SEEDS}; got {asked}.")
+        asked = tuning.TUNING_SEEDS[:asked] if tunes else run_seeds(int(asked))
+    numbers = tuple(map(int, checked_seeds(asked)))
+    if len(set(numbers)) < len(numbers):
+        raise FedlibError(f"Seeds must be different; got {list(numbers)}.")
+    kept = ", ".join(map(str, tuning.TUNING_SEEDS))
+    if set(numbers) & set(tuning.TUNING_SEEDS) and not tunes:
         raise FedlibError(f"Seeds {kept} are kept for tuning. Choose others.")
-    if tunes and set(chosen) - set(tuning.SEEDS):
-        raise FedlibError(f"Tuning has seeds of its own, {kept}; got {list(chosen)}.")
-    return chosen
+    if tunes and set(numbers) - set(tuning.TUNING_SEEDS):
+        raise FedlibError(f"Tuning has seeds of its own, {kept}; got {list(numbers)}.")
+    return numbers
 
 
 def _small(paper: str, experiment: str) -> str | None:
     """Return a hash of the code of the experiment's smoke run, None where there is none."""
     if "smoke" not in profiles(paper, experiment):
         return None
-    return freshness.digest(freshness.now(settings(paper, experiment, "smoke"))["code"])
+    return freshness.short_digest(
+        freshness.present_code(settings(paper, experiment, "smoke"))["code"]
+    )
 
 
 def _tuning(paper: str, s: dict[str, Any], profile: str, out: str | Path) -> dict[str, Any]:
@@ -228,11 +227,11 @@ def _tuning(paper: str, s: dict[str, Any], profile: str, out: str | Path) -> dic
     if "tuned" not in s:
         return {}
     try:
-        held = records.load(paper, s["tuned"], profile, out)
+        record = records.load(paper, s["tuned"], profile, out)
     except records.MissingRecord:
-        held = records.load(paper, s["tuned"], profile)
-    values = tuning.chosen(held.frame, s)
-    return {"record": f"{s['tuned']}.{profile}", "rows": held.manifest["rows"], "chosen": values}
+        record = records.load(paper, s["tuned"], profile)
+    values = tuning.tuned_values(record.frame, s)
+    return {"record": f"{s['tuned']}.{profile}", "rows": record.manifest["rows"], "chosen": values}
 
 
 def obtain(
@@ -254,13 +253,11 @@ def obtain(
     out = out or "runs"
     if made := _made(paper, experiment, profile, seeds, device, out):
         return made
-    tell = None if profile == "smoke" else _tell
-    return run(
-        paper, experiment, profile, seeds=seeds, device=device, out=out, announce=tell
-    )
+    announce = None if profile == "smoke" else _announce
+    return run(paper, experiment, profile, seeds=seeds, device=device, out=out, announce=announce)
 
 
-def _tell(plan: duration.Plan) -> None:
+def _announce(plan: duration.Plan) -> None:
     """Print how long a run is expected to take, unless that is seconds."""
     expected = duration.expect(plan)
     if expected.seconds is None or expected.left > 10:
@@ -277,16 +274,16 @@ def _made(
 ) -> Record | None:
     """Return the record in a folder that :func:`run` would give again, None if there is none."""
     try:
-        held = records.load(paper, experiment, profile, out)
-        chosen = choose_seeds(settings(paper, experiment, profile), seeds)
+        record = records.load(paper, experiment, profile, out)
+        wanted = choose_seeds(settings(paper, experiment, profile), seeds)
     except FedlibError:
         return None
-    m, on_cpu = held.manifest, choose_device(device) == "cpu"
-    alike = m["seeds"] == list(chosen) and m["device"].startswith("CPU") == on_cpu
-    return held if alike and held.state.word == "fresh" else None
+    m, on_cpu = record.manifest, choose_device(device) == "cpu"
+    alike = m["seeds"] == list(wanted) and m["device"].startswith("CPU") == on_cpu
+    return record if alike and record.state.word == "fresh" else None
 
 
-def check(paper: str, experiment: str, out: str | Path, progress: bool = True) -> str:
+def check_again(paper: str, experiment: str, out: str | Path, progress: bool = True) -> str:
     """Make an experiment's stored smoke record again and compare the two.
 
     When the numbers are the same, the stored one notes that the present code gives them too:
@@ -305,38 +302,34 @@ def check(paper: str, experiment: str, out: str | Path, progress: bool = True) -
     """
     present = settings(paper, experiment, "smoke")
     try:
-        held = records.load(paper, experiment, "smoke")
-        seeds = held.manifest["seeds"]
+        stored = records.load(paper, experiment, "smoke")
+        old = stored.manifest
     except records.MissingRecord:
-        held, seeds = None, None
+        old = {}
     made = run(
-        paper, experiment, "smoke", seeds=seeds, device="cpu", out=out, progress=progress
+        paper, experiment, "smoke", seeds=old.get("seeds"), device="cpu", out=out, progress=progress
     )
     new = made.manifest
-    if (
-        held is None
-        or freshness.judge(held.manifest | {"code": new["code"]}, present).word != "fresh"
-    ):
-        records.save(None, made.frame, new | freshness.seen({}, new["code"]))
+    if not old or freshness.judge_record(old | {"code": new["code"]}, present).word != "fresh":
+        records.save(None, made.frame, new | freshness.stamp({}, new["code"]))
         return ""
-    old = held.manifest
     alike = (old["instructions"], old["versions"]["torch"]) == (
         new["instructions"], new["versions"]["torch"],
     )  # fmt: skip
-    if found := records.differences(held.frame, made.frame, alike):
-        return found
+    if differs := records.differences(stored.frame, made.frame, alike):
+        return differs
     if alike and old["data"] != new["data"]:
         return f"the same rows from other data: {new['data']}, not {old['data']}"
-    noted = old | freshness.seen(old, new["code"])
+    noted = old | freshness.stamp(old, new["code"])
     if noted != old:
-        records.save(None, held.frame, noted)
+        records.save(None, stored.frame, noted)
     return ""
 
 
 def _fidelity(name: str) -> str:
     """Return ``canonical`` when every file is the release itself, else what it is."""
-    found = {row["fidelity"] for row in datasets.verify(name)} - {"", "canonical"}
-    return ", ".join(sorted(found)) or "canonical"
+    kinds = {row["fidelity"] for row in datasets.verify(name)} - {"", "canonical"}
+    return ", ".join(sorted(kinds)) or "canonical"
 
 
 def set_precision(tf32: bool) -> None:
@@ -379,17 +372,16 @@ def _processor() -> str:
         lines = Path("/proc/cpuinfo").read_text().partition("\n\n")[0].splitlines()
     except OSError:
         return platform.processor() or platform.machine()
-    told = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
-    known = [told[key] for key in ("vendor_id", "cpu family", "model") if key in told]
+    facts = dict(map(str.strip, line.split(":", 1)) for line in lines if ":" in line)
+    known = [facts[key] for key in ("vendor_id", "cpu family", "model") if key in facts]
     return " ".join(known) or platform.machine()
 
 
 def _commit() -> str:
-    """Return the checkout's commit, with ``+`` when there are changes, or ``unknown``."""
-    git = ["git", "-C", str(Path(__file__).parent)]
-    try:
-        head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True)
-        dirty = subprocess.run([*git, "status", "--porcelain", "."], capture_output=True, text=True)
-    except OSError:
-        return "unknown"
-    return (head.stdout.strip() + "+" * bool(dirty.stdout.strip())) or "unknown"
+    """Return the checkout's commit, with ``+`` when the package has changes, or ``unknown``."""
+    home = Path(fedlib.__file__).parent
+    head, changes = (
+        ages.git(home, *command).decode().strip()
+        for command in (["rev-parse", "HEAD"], ["status", "--porcelain", "."])
+    )
+    return head + "+" * bool(changes) if head else "unknown"

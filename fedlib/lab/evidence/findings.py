@@ -44,7 +44,7 @@ class Answers(Page):
     open: str
 
 
-class Entry(Answers):
+class FindingEntry(Answers):
     """A finding as it stands in a ``findings.toml``."""
 
     question: str
@@ -56,7 +56,7 @@ class Entry(Answers):
 class Entries(Page):
     """A ``findings.toml``."""
 
-    finding: list[Entry]
+    finding: list[FindingEntry]
 
 
 @dataclass(frozen=True)
@@ -90,16 +90,11 @@ class Finding:
     front: bool
 
 
-def papers() -> list[str]:
-    """Return the papers that have findings, in the order of the book."""
-    return [name for name, home in paths.papers().items() if (home / "findings.toml").is_file()]
-
-
 @functools.cache
-def _read(path: Path, paper: str) -> list[Entry]:
-    found = read_toml(path, Entries)["finding"]
-    known = {claim["id"]: claim for claim in claims.table(paper)}
-    for entry in found:
+def _read(path: Path, paper: str) -> list[FindingEntry]:
+    entries = read_toml(path, Entries)["finding"]
+    known = {claim["id"]: claim for claim in claims.claims_of(paper)}
+    for entry in entries:
         if entry["claim"] not in known:
             raise unknown(f"claim in {path}:", entry["claim"], known)
         claim = known[entry["claim"]]
@@ -108,19 +103,19 @@ def _read(path: Path, paper: str) -> list[Entry]:
             if part["check"] not in asked:
                 raise unknown(f"check of {entry['claim']} in {path}:", part["check"], asked)
             wanted = {*ANSWERS[claims.question(claim, asked[part["check"]]).kind]}
-            given = {*part} & {*outcomes.OUTCOMES}
-            if given != wanted:
+            answered = {*part} & {*outcomes.OUTCOMES}
+            if answered != wanted:
                 raise FedlibError(
                     f"{path}, '{entry['question']}': the check may come out as "
                     f"{', '.join(sorted(wanted))}; there are answers for "
-                    f"{', '.join(sorted(given))}."
+                    f"{', '.join(sorted(answered))}."
                 )
-    return found
+    return entries
 
 
-def _parts(entry: Entry) -> list[Answers]:
+def _parts(entry: FindingEntry) -> list[Answers]:
     """Return the checks of a finding, with their answers."""
-    return [entry, *([entry["beside"]] if "beside" in entry else [])]
+    return [entry, entry["beside"]] if "beside" in entry else [entry]
 
 
 def answers(paper: str, out: str | Path | None = None) -> list[Finding]:
@@ -129,7 +124,7 @@ def answers(paper: str, out: str | Path | None = None) -> list[Finding]:
     Parameters
     ----------
     paper
-        See :func:`papers`.
+        One with a ``findings.toml``.
     out
         Folder of records; default is the one that ships with fedlib.
 
@@ -141,28 +136,28 @@ def answers(paper: str, out: str | Path | None = None) -> list[Finding]:
     page = paths.paper_folder(paper) / "findings.toml"
     if not page.is_file():
         raise FedlibError(f"There is no {page}.")
-    found, entries = [], _read(page, paper)
+    results, entries = [], _read(page, paper)
     ids = list(dict.fromkeys(entry["claim"] for entry in entries))
     judged = {row["id"]: row for row in claims.judge(paper, out, ids)}
-    known = {claim["id"]: claim for claim in claims.table(paper)}
+    known = {claim["id"]: claim for claim in claims.claims_of(paper)}
     for entry in entries:
         row = judged[entry["claim"]]
-        held, told = {check["quantity"]: check for check in row["checks"]}, []
+        checks, sentences = {check["quantity"]: check for check in row["checks"]}, []
         for part in _parts(entry):
-            check = held[part["check"]]
+            check = checks[part["check"]]
             said = part.get(check["outcome"], "There is no record yet that could say.")
             for word in ("measured", "size"):
                 said = said.replace(f"{{{word}}}", minus(check[word]))
-            told.append(said)
-        check = held[entry["check"]]
+            sentences.append(said)
+        check = checks[entry["check"]]
         setting = _setting(paper, known[entry["claim"]], check, out)
-        found.append(
+        results.append(
             Finding(
-                entry["question"], " ".join(told), row["paper_reports"], setting,
+                entry["question"], " ".join(sentences), row["paper_reports"], setting,
                 entry["claim"], check["outcome"], entry.get("front", False),
             )
         )  # fmt: skip
-    return found
+    return results
 
 
 def minus(text: str) -> str:
@@ -174,5 +169,5 @@ def _setting(paper: str, claim: claims.Claim, check: dict[str, Any], out: str | 
     """Say at what scale and on which data a check was carried out; nothing for what is exact."""
     if claim["kind"] != "measured" or not check["profile"]:
         return ""
-    fields = claims.fields(claim, claims.read_from(paper, check["record"], out))
-    return scale.told(fields["scale"], fields["data"])
+    fields = claims.measured_at(claim, claims.read_from(paper, check["record"], out))
+    return scale.setting(fields["scale"], fields["data"])

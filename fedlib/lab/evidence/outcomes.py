@@ -38,7 +38,7 @@ FINDINGS = (
 )
 """What a claim may come to, in the order in which pages show them."""
 
-MANY = 40  # seeds; what they leave open needs another experiment
+ENOUGH_SEEDS = 40  # seeds; what they leave open needs another experiment
 
 
 def better(low: float, high: float, d: float, s: float) -> str:
@@ -95,11 +95,11 @@ def more_seeds(got: Measured, level: float, judge: Callable[[float, float, float
     if not np.isfinite(values).all() or (got.low != got.high).any():
         return ""
     mean, spread = values.mean(), values.std(ddof=1)
-    for count in range(len(values) + 1, MANY + 1):
+    for count in range(len(values) + 1, ENOUGH_SEEDS + 1):
         half = stats.t.ppf((1 + level) / 2, count - 1) * spread / math.sqrt(count)
         if judge(mean - half, mean + half, mean) != OPEN:
             return f"about {count} seeds would decide"
-    return f"{MANY} seeds would not decide" if len(values) < MANY else ""
+    return f"{ENOUGH_SEEDS} seeds would not decide" if len(values) < ENOUGH_SEEDS else ""
 
 
 def finding(kind: str, outcomes: Sequence[str]) -> str:
@@ -125,7 +125,7 @@ def finding(kind: str, outcomes: Sequence[str]) -> str:
     return DIRECTION
 
 
-def tally(outcomes: Iterable[str]) -> str:
+def tally_outcomes(outcomes: Iterable[str]) -> str:
     """Return outcomes in words: ``"2 of 5 hold, 1 smaller, 2 open"``; empty for none."""
     seen = list(outcomes)
     if not seen:

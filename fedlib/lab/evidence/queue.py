@@ -18,12 +18,11 @@ from fedlib.engine.simulation import OutOfTime
 from fedlib.errors import FedlibError
 from fedlib.lab import locks
 from fedlib.lab.evidence import ages, catalogue, experiments, records
+from fedlib.lab.evidence.duration import HOUR
 from fedlib.schema import Page, PositiveFloat, PositiveInt, read_toml
 
-HOUR = 3600.0
 
-
-class Entry(Page):
+class WantedRecord(Page):
     """A record that is wanted."""
 
     paper: str
@@ -36,13 +35,13 @@ class Entry(Page):
 class Queue(Page):
     """``data/queue.toml``."""
 
-    record: list[Entry]
+    record: list[WantedRecord]
 
 
-def read(page: Path | None = None) -> list[Entry]:
+def read_queue(page: Path | None = None) -> list[WantedRecord]:
     """Return every record in the queue, with its profile."""
-    held = read_toml(page or paths.data_folder() / "queue.toml", Queue)["record"]
-    return [{"profile": "paper", **entry} for entry in held]
+    entries = read_toml(page or paths.data_folder() / "queue.toml", Queue)["record"]
+    return [{"profile": "paper", **entry} for entry in entries]
 
 
 # --- one record -----------------------------------------------------------------------------------
@@ -71,14 +70,14 @@ def is_there(paper: str, experiment: str, profile: str, source: str | Path | Non
 def hand_on(paper: str, experiment: str, profile: str, source: Path, target: Path | None) -> None:
     """Copy a record to another folder, if it is there and the other is not the same."""
     with contextlib.suppress(records.MissingRecord):
-        held = records.load(paper, experiment, profile, source)
+        record = records.load(paper, experiment, profile, source)
         with contextlib.suppress(records.MissingRecord):
-            if records.load(paper, experiment, profile, target).manifest == held.manifest:
+            if records.load(paper, experiment, profile, target).manifest == record.manifest:
                 return
-        records.save(target, held.frame, held.manifest)
+        records.save(target, record.frame, record.manifest)
 
 
-def join(
+def join_parts(
     paper: str, experiment: str, profile: str, sources: Sequence[Path], out: Path | None = None
 ) -> Path:
     """Put the records of some folders together, by default where stored records are."""
@@ -91,7 +90,7 @@ def join(
 # --- all of them ----------------------------------------------------------------------------------
 
 
-def rows(
+def queue_rows(
     page: Path | None = None, home: Path | None = None, out: Path | None = None
 ) -> list[dict[str, Any]]:
     """Return a line for each record of the queue.
@@ -106,8 +105,8 @@ def rows(
     list of dict
         record; state; seeds, those that are done and all; hours spent, and hours needed still.
     """
-    home, found = home or paths.data_folder() / "seeds", []
-    for entry in read(page):
+    home, table = home or paths.data_folder() / "seeds", []
+    for entry in read_queue(page):
         paper, experiment, profile = (entry[key] for key in ("paper", "experiment", "profile"))
         wanted = parts(paper, experiment, profile, entry.get("together", 1))
         seeds = sum(map(len, wanted.values()))
@@ -122,11 +121,11 @@ def rows(
             whole = each / len(done) * len(wanted) if done else entry["hours"] * HOUR
             needed = max(0.0, whole - sum(spent)) / HOUR
             state = "under way" if sum(spent) else "waiting"
-        found.append({
+        table.append({
             "record": f"{paper}/{experiment}.{profile}", "state": state, "seeds": f"{have}/{seeds}",
             "spent [h]": round(sum(spent) / HOUR, 2), "needed [h]": round(needed, 2),
         })  # fmt: skip
-    return found
+    return table
 
 
 def _seconds(folder: Path, experiment: str, profile: str) -> float:
@@ -163,7 +162,11 @@ def work(
         The queue, the folder for seeds and that for joined records; by default fedlib's own.
     """
     until, home = time.monotonic() + hours * HOUR, home or paths.data_folder() / "seeds"
-    for _ in make(read(page), until, home, out, lambda line: tell(f"{_clock()} {line}"), progress):
+
+    def say(line: str) -> None:
+        tell(f"{time.strftime('%H:%M:%S')} {line}")
+
+    for _ in make(read_queue(page), until, home, out, say, progress):
         pass
 
 
@@ -183,7 +186,7 @@ def make(
     Parameters
     ----------
     entries
-        See :class:`Entry`; the first first.
+        See :class:`WantedRecord`; the first first.
     until
         When to stop, by ``time.monotonic()``.
     home, out, tell, progress
@@ -233,7 +236,7 @@ def make(
             if len(row["done"]) == row["seeds"]:
                 sources = [home / part for part in split]
                 with locks.only_one(home / ".joining.lock", "fedlib records"):
-                    tell(f"Wrote {join(*asked, sources, out)}")
+                    tell(f"Wrote {join_parts(*asked, sources, out)}")
                     row["joined"] = True
                     for source in [] if stay else sources:
                         for page_ in (source / paper).glob(f"{experiment}.{profile}.*"):
@@ -252,9 +255,5 @@ def make(
 def _is_joined(paper: str, experiment: str, profile: str, wanted: dict, out: Path | None) -> bool:
     if not is_there(paper, experiment, profile, out):
         return False
-    held = records.load(paper, experiment, profile, out).manifest["seeds"]
-    return set(held) >= {seed for seeds in wanted.values() for seed in seeds}
-
-
-def _clock() -> str:
-    return time.strftime("%H:%M:%S")
+    seeds_there = records.load(paper, experiment, profile, out).manifest["seeds"]
+    return set(seeds_there) >= {seed for seeds in wanted.values() for seed in seeds}

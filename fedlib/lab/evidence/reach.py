@@ -51,7 +51,7 @@ finds, unpacks and verifies the bytes of a file, which a record's data hashes co
 TELLING = frozenset(("print", "warnings.warn", "typer.echo"))
 """Functions of others, by full name, that tell something and change nothing."""
 
-SHAPES = frozenset(("abc", "collections.abc", "enum", "typing", "typing_extensions"))
+PLAIN_BASES = frozenset(("abc", "collections.abc", "enum", "typing", "typing_extensions"))
 """Modules of others whose classes, as a base, call no method of ours by themselves."""
 
 Code = dict[str, str]
@@ -143,18 +143,18 @@ def _code(module: str, name: str, words: frozenset[str]) -> Code:
     walk.run(module)
     walk.follow(_resolve(homes, module, name))
     walk.settle()
-    names = Counter(place.name for place in {p for _, piece in walk.found for p in piece.asked})
+    names = Counter(place.name for place in {p for _, piece in walk.pieces for p in piece.asked})
     table = defaultdict(set)
-    for full, piece in walk.found:
+    for full, piece in walk.pieces:
+        home = full.partition(":")[0] + ":"  # what is near goes by its plain name
         twice = [place for place in piece.asked if names[place.name] > 1]
-        near = Place(full.partition(":")[0], "").full
-        which = " ".join(place.full.removeprefix(near) for place in twice)
+        which = " ".join(place.full.removeprefix(home) for place in twice)
         table[full].add(
             piece.hash
             + (f".{_hash(piece.outside)}" if piece.outside else "")
             + (f":{_hash(which)}" if which else "")
         )
-    return {full: "+".join(sorted(found)) for full, found in sorted(table.items())}
+    return {full: "+".join(sorted(hashes)) for full, hashes in sorted(table.items())}
 
 
 def _hash(text: str) -> str:
@@ -167,7 +167,7 @@ class _Walk:
     def __init__(self, homes: frozenset[str], words: set[str]) -> None:
         self.homes, self.words = homes, words
         self.attributes: set[str] = set()
-        self.found: list[tuple[str, Piece]] = []
+        self.pieces: list[tuple[str, Piece]] = []
         self.seen: set[Place | tuple[str, ast.AST]] = set()
         self.modules: set[str] = set()  # whose top level runs
         self.whole: set[Place] = set()
@@ -180,13 +180,13 @@ class _Walk:
             return
         self.modules.add(module)
         self.run(module.rpartition(".")[0])
-        for place in _module(module).imports.values():
-            self.run_import(place)
+        self.run_imports(_module(module).imports.values())
 
-    def run_import(self, place: Place) -> None:
-        """Note that something is imported: a module, or what a module defines."""
-        self.run(place.module)
-        self.run(f"{place.module}.{place.name}")
+    def run_imports(self, places: Iterable[Place]) -> None:
+        """Note that things are imported: modules, or what modules define."""
+        for place in places:
+            self.run(place.module)
+            self.run(f"{place.module}.{place.name}")
 
     def follow(self, place: Place | None) -> None:
         """Take up a definition, once."""
@@ -205,8 +205,9 @@ class _Walk:
     def settle(self) -> None:
         """Add methods, entries and statements as they are asked for, until none is left to add."""
         before = -1
-        while before != len(self.seen):
+        while before != len(self.seen):  # what is added may ask for more
             before = len(self.seen)
+            # A method is found by its name alone: whose object is before the dot, text cannot tell.
             for place, node in list(self.classes):
                 called = _called_by_others(self.homes, place.module, node)
                 for method in (n for n in node.body if isinstance(n, ast.FunctionDef)):
@@ -219,9 +220,11 @@ class _Walk:
                         self.part(place.module, f"{place.full}[**{ast.unparse(value)}]", value)
                     elif place in self.whole or not isinstance(word, str) or word in self.words:
                         self.part(place.module, f"{place.full}[{word}]", value)
+            # A module that is used as an object may be asked for any name that is written.
             for place in [place for place in self.whole if not place.name]:
                 for name in _module(place.module).definitions.keys() & self.words:
                     self.follow(Place(place.module, name))
+            # What a module does on import counts where it stores into something that was reached.
             for module in list(self.modules):
                 for place, node in _stores(self.homes, module).items():
                     if place in self.seen or not place.name:
@@ -238,9 +241,8 @@ class _Walk:
         self.attributes |= piece.attributes
         self.words |= piece.words
         self.whole |= piece.whole
-        self.found.append((full, piece))
-        for place in piece.imports:
-            self.run_import(place)
+        self.pieces.append((full, piece))
+        self.run_imports(piece.imports)
         for place in piece.asked:
             self.follow(place)
 
@@ -295,7 +297,7 @@ class _Names:
     ) -> None:
         self.homes, self.module, self.root, self.above = homes, module, node, above
         self.inside = list(ast.walk(node))
-        self.own = _bound(node, self.inside) if isinstance(node, ast.FunctionDef) else set()
+        self.local = _bound(node, self.inside) if isinstance(node, ast.FunctionDef) else set()
         self.imports = dict(_imports(module, self.inside))
 
     def place(self, node: ast.AST) -> Place | None:
@@ -303,7 +305,7 @@ class _Names:
         if isinstance(node, ast.Name):
             if node.id in self.imports:
                 return _resolve(self.homes, *self.imports[node.id])
-            return None if node.id in self.own else _resolve(self.homes, self.module, node.id)
+            return None if node.id in self.local else _resolve(self.homes, self.module, node.id)
         if isinstance(node, ast.Attribute):
             inside = self.place(node.value)
             if inside and not inside.name:
@@ -317,10 +319,10 @@ class _Names:
             return f"{inside}.{node.attr}" if inside else ""
         if not isinstance(node, ast.Name) or self.place(node):
             return ""
-        if node.id in self.own - self.imports.keys():
-            return ""
-        held = self.imports.get(node.id) or _module(self.module).imports.get(node.id)
-        return ".".join(filter(None, held)) if held else node.id
+        if node.id in self.local - self.imports.keys():
+            return ""  # made by the function itself
+        origin = self.imports.get(node.id) or _module(self.module).imports.get(node.id)
+        return ".".join(filter(None, origin)) if origin else node.id
 
 
 class _Lean(ast.NodeTransformer):
@@ -373,14 +375,10 @@ class _Leaner(_Lean, _Names):
         return super().tells(node) or _tells(self, node)
 
     def refuses(self, node: ast.If) -> bool:
-        return (
-            super().refuses(node) and _idle(self, [node.test]) and not self._named_for_later(node)
-        )
-
-    def _named_for_later(self, node: ast.If) -> bool:
-        """Say whether the test of an ``if`` names something that is used elsewhere."""
+        if not super().refuses(node) or not _idle(self, [node.test]):
+            return False
         named = {n.target.id for n in ast.walk(node.test) if isinstance(n, ast.NamedExpr)}
-        return bool(named) and _read(self.root, named) > _read(node, named)
+        return _reads(self.root, named) == _reads(node, named)  # nothing else needs the name
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         places = ((self.place(decorator), decorator) for decorator in node.decorator_list)
@@ -388,7 +386,7 @@ class _Leaner(_Lean, _Names):
         return super().visit_FunctionDef(node)
 
 
-def _read(tree: ast.AST, names: set[str]) -> int:
+def _reads(tree: ast.AST, names: set[str]) -> int:
     """Return how often names are read in a tree."""
     nodes = (n for n in ast.walk(tree) if isinstance(n, ast.Name) and n.id in names)
     return sum(isinstance(n.ctx, ast.Load) for n in nodes)
@@ -450,8 +448,8 @@ def _idle(names: _Names, nodes: Iterable[ast.AST]) -> bool:
         elif isinstance(node, ast.Call):
             word = getattr(node.func, "attr", "")
             changes = word in CHANGING or word.endswith("_") and not word.startswith("_")
-            given = isinstance(node.func, ast.Name) and node.func.id in names.own
-            fine = bool(names.others(node.func)) or not (changes or given)
+            is_local = isinstance(node.func, ast.Name) and node.func.id in names.local
+            fine = bool(names.others(node.func)) or not (changes or is_local)
         else:
             fine = not isinstance(node, ast.Yield | ast.YieldFrom | ast.Await)
         inner = () if isinstance(node, ast.Expr | ast.Raise) else ast.iter_child_nodes(node)
@@ -473,8 +471,8 @@ class _Plain(_Leaner):
         compared = (n.comparators for n in self.inside if isinstance(n, ast.Compare))
         self.by_key |= {id(one) for each in compared for one in each}
         if isinstance(node, ast.Module):  # statements that import are kept as they are
-            found = (_resolve(homes, *held) for held in self.imports.values())
-            self.asked.extend(filter(None, found))
+            imported = (_resolve(homes, *place) for place in self.imports.values())
+            self.asked.extend(filter(None, imported))
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
         full = self.others(node)
@@ -521,8 +519,8 @@ def _called_by_others(homes: frozenset[str], module: str, node: ast.ClassDef) ->
     """Say whether a class of another package is a base, which may call any method of this one."""
     names = _Names(homes, module, node)
     bases = (n.value if isinstance(n, ast.Subscript) else n for n in node.bases)
-    others = (names.others(base) for base in bases)
-    return any("." in full and full.rpartition(".")[0] not in SHAPES for full in others)
+    packages = (names.others(base).rpartition(".")[0] for base in bases)
+    return any(package and package not in PLAIN_BASES for package in packages)
 
 
 # --- modules --------------------------------------------------------------------------------------
@@ -536,17 +534,16 @@ def _resolve(homes: frozenset[str], module: str, name: str) -> Place | None:
             return None
         if not name:
             return Place(module, "")
-        held = _module(module)
-        if name in held.definitions:
+        there = _module(module)
+        if name in there.definitions:
             return Place(module, name)
-        if name in held.imports:
-            module, name = held.imports[name]
+        if name in there.imports:
+            module, name = there.imports[name]
         elif _file(f"{module}.{name}"):
             return Place(f"{module}.{name}", "")
         else:
-            every = (place.module for key, place in held.imports.items() if key[0] == "*")
-            found = (_resolve(homes, other, name) for other in every)
-            return next(filter(None, found), None)
+            starred = (place.module for key, place in there.imports.items() if key[0] == "*")
+            return next(filter(None, (_resolve(homes, other, name) for other in starred)), None)
     return None
 
 
@@ -571,8 +568,7 @@ def _file(module: str) -> Path | None:
 @functools.cache
 def _module(module: str) -> Module:
     """Read a module: definitions, imports, and the other statements of its top level."""
-    definitions: dict[str, ast.AST] = {}
-    imports, others = [], []
+    definitions, imports, others = {}, [], []
     for node in _parsed(_file(module).read_text("utf-8")).body:
         names = _defined(node)
         if isinstance(node, ast.Import | ast.ImportFrom):
@@ -581,8 +577,6 @@ def _module(module: str) -> Module:
             imports += node.body  # of names that a module's __getattr__ imports when asked for
         elif isinstance(node, ast.If) and _base(getattr(node.test, "left", node)) == "__name__":
             continue  # for a script alone
-        elif isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING":
-            imports += node.body  # a package that imports what is asked for when it is
         elif not names or definitions.keys() & names:
             others.append(node)
         else:
@@ -645,20 +639,21 @@ def _stores(homes: frozenset[str], module: str) -> dict[Place, ast.Module]:
     What changes nothing of ours, such as a switch of a library, is everybody's: its place has no
     name. A decorator may store its function, and is a statement then.
     """
-    held, found = _module(module), defaultdict(list)
-    names = _Names(homes, module, ast.Module([], []))
-    for node in held.others:
+    definitions, _, others = _module(module)
+    names, stores = _Names(homes, module, ast.Module([], [])), defaultdict(list)
+    for node in others:
         places = {Place(module, name) for name in _binds(node)} | _changed_places(names, node)
         alone = [n for n in ast.walk(node) if isinstance(n, ast.Expr)]
         if not places and not _idle(names, alone):
             places = {Place(module, "")}
         for place in places:
-            found[place].append(node)
-    for name, node in held.definitions.items():
+            stores[place].append(node)
+    for name, node in definitions.items():
         for decorator in getattr(node, "decorator_list", ()):
             for place in _changed_places(names, ast.Call(decorator, [], [])):
-                found[place].append(ast.Expr(ast.Call(decorator, [ast.Name(name, ast.Load())], [])))
-    return {place: ast.Module(nodes, []) for place, nodes in found.items()}
+                call = ast.Call(decorator, [ast.Name(name, ast.Load())], [])
+                stores[place].append(ast.Expr(call))
+    return {place: ast.Module(nodes, []) for place, nodes in stores.items()}
 
 
 def _binds(statement: ast.stmt) -> set[str]:
@@ -678,11 +673,9 @@ def _binds(statement: ast.stmt) -> set[str]:
 
 def _changed_places(names: _Names, tree: ast.AST) -> set[Place]:
     """Return the definitions of ours that code changes in place, itself or by what it calls."""
-    found = set()
-    for name in _changed(names, tree):
-        place = name if isinstance(name, Place) else names.place(ast.Name(name))
-        found |= {place} if place and place.name else set()
-    return found
+    changed = _changed(names, tree)
+    places = (one if isinstance(one, Place) else names.place(ast.Name(one)) for one in changed)
+    return {place for place in places if place and place.name}
 
 
 def _changed(names: _Names, tree: ast.AST) -> Iterator[str | Place]:
@@ -695,17 +688,17 @@ def _changed(names: _Names, tree: ast.AST) -> Iterator[str | Place]:
             yield from node.names
         elif isinstance(node, ast.Call):
             parts = (n for part in (*node.args, *node.keywords) for n in ast.walk(part))
-            given = [n.id for n in parts if isinstance(n, ast.Name)]
+            arguments = [n.id for n in parts if isinstance(n, ast.Name)]
             place = names.place(_called(node))
             function = _module(place.module).definitions.get(place.name) if place else None
             if isinstance(function, ast.FunctionDef) and place not in names.above:
                 inner = _Names(names.homes, place.module, function, names.above | {place})
                 taken = {n.arg for n in ast.walk(function.args) if isinstance(n, ast.arg)}
-                yield from given if taken & set(_changed(inner, function)) else ()
+                yield from arguments if taken & set(_changed(inner, function)) else ()
                 yield from _changed_places(inner, function)
             elif place is None and id(node) in alone and not _tells(names, node):
                 foreign = names.others(ast.Name(_base(node)))  # else a method of something of ours
-                yield from given if foreign else [_base(node)]
+                yield from arguments if foreign else [_base(node)]
 
 
 def _called(node: ast.Call) -> ast.AST:

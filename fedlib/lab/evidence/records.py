@@ -24,10 +24,10 @@ from fedlib.errors import FedlibError
 from fedlib.files import make_folder, open_regular, publish
 from fedlib.lab.evidence import catalogue
 from fedlib.lab.evidence.catalogue import PROFILES
-from fedlib.lab.evidence.freshness import State, judge
+from fedlib.lab.evidence.freshness import Freshness, judge_record
 from fedlib.schema import NonNegativeFloat, Page, conform
 
-LARGEST = 1 << 30  # bytes that a file of a record may have
+LARGEST_FILE = 1 << 30  # bytes that a file of a record may have
 UNREADABLE = (OSError, EOFError, ValueError, RecursionError, zlib.error)
 
 
@@ -35,7 +35,7 @@ class MissingRecord(FedlibError):
     """No stored record for an experiment; the message says how to make one."""
 
 
-class Rule(Page):
+class RuleHashes(Page):
     """A claim's rule on the day of a record, see :mod:`fedlib.lab.evidence.ages`: two hashes."""
 
     text: str
@@ -56,7 +56,9 @@ class Manifest(Page):
     data: dict[str, str]  # SHA-256 of what was read
     fidelity: str
     diverged: dict[str, dict[str, int]]  # run: seed: round
-    rules: NotRequired[dict[str, Rule | str]]  # by claim; once one hash of text and code together
+    rules: NotRequired[
+        dict[str, RuleHashes | str]
+    ]  # by claim; once one hash of text and code together
     looked: NotRequired[str]  # when an earlier record of the experiment was first looked at
     tuning: NotRequired[dict[str, Any]]
     device: str
@@ -76,7 +78,7 @@ class Manifest(Page):
     stamped: NotRequired[str]
 
 
-WORDS = dict.fromkeys(("run", "split", "metric"), object)  # of which rules ask, soonest so
+WORD_COLUMNS = dict.fromkeys(("run", "split", "metric"), object)  # of which rules ask, soonest so
 
 
 @dataclass(frozen=True)
@@ -103,11 +105,16 @@ class Record:
         return self.path.with_name(self.path.name.replace(".csv.gz", ".json"))
 
     @property
-    def state(self) -> State:
+    def names(self) -> tuple[str, str, str]:
+        """Paper, experiment and profile."""
+        return tuple(self.manifest[key] for key in ("paper", "experiment", "profile"))
+
+    @property
+    def state(self) -> Freshness:
         """Whether the present code would give these rows: fresh, checked or stale, and why."""
         return self.compared()
 
-    def compared(self, again: bool = False) -> State:
+    def compared(self, again: bool = False) -> Freshness:
         """Compare the record with the present code, settings, data cards and tuning.
 
         Parameters
@@ -115,24 +122,26 @@ class Record:
         again
             Make data again that can be made, too, which takes seconds.
         """
-        m = self.manifest
+        m, (paper, experiment, profile) = self.manifest, self.names
         if strangers := sorted({*self.frame.get("seed", ())} - {0, *m["seeds"]}):
-            return State("stale", f"Its rows have seeds that the manifest has not: {strangers}.")
+            return Freshness(
+                "stale", f"Its rows have seeds that the manifest has not: {strangers}."
+            )
         try:
-            now = catalogue.settings(m["paper"], m["experiment"], m["profile"])
+            now = catalogue.settings(paper, experiment, profile)
         except FedlibError:
             now = None
         if tuned := m.get("tuning"):
             there = self._near(f"{tuned['record']}.json")
             if not there.exists() or json.loads(there.read_text())["rows"] != tuned["rows"]:
-                return State("stale", f"Tuning has changed: {tuned['record']}.")
-        rows = self._near(f"{m['experiment']}.smoke.csv.gz")
+                return Freshness("stale", f"Tuning has changed: {tuned['record']}.")
+        rows = self._near(f"{experiment}.smoke.csv.gz")
         try:
-            small = _stored(rows, (m["paper"], m["experiment"], "smoke")).manifest
-            smoke = catalogue.settings(m["paper"], m["experiment"], "smoke")
+            small = _stored(rows, (paper, experiment, "smoke")).manifest
+            smoke = catalogue.settings(paper, experiment, "smoke")
         except FedlibError:
-            return judge(m, now, again=again)
-        return judge(m, now, small if "seen" in small else None, smoke, again)
+            return judge_record(m, now, again=again)
+        return judge_record(m, now, small if "seen" in small else None, smoke, again)
 
     def _near(self, name: str) -> Path:
         """Return where a file of the same paper is: beside this record, else among stored ones."""
@@ -150,8 +159,9 @@ class Record:
             data += ", a substitute"  # a set that is fetched may be what the paper has itself
         if m.get("fidelity", "canonical") not in ("canonical", "none"):
             data = f"{data} ({m['fidelity']})"
+        commit = m["commit"][:9] + "+" * m["commit"].endswith("+")  # there were changes
         word, why = self.state
-        stale = {
+        state = {
             "fresh": "",
             "checked": " Checked: the code has changed since; a small run gives the same numbers.",
             "stale": f" Stale: {why}",
@@ -159,13 +169,8 @@ class Record:
         return (
             f"Record {m['experiment']}.{m['profile']}{f', {data}' if m['data'] else ''}, "
             f"{len(m['seeds'])} seed{'s' * (len(m['seeds']) > 1)}, "
-            f"{m['device']}, {m['date'][:10]}, commit {_short(m['commit'])}.{stale}"
+            f"{m['device']}, {m['date'][:10]}, commit {commit}.{state}"
         )
-
-
-def _short(commit: str) -> str:
-    """Shorten a commit, keeping the ``+`` that says there were changes."""
-    return commit[:9] + "+" * commit.endswith("+")
 
 
 def folder(paper: str, out: str | Path | None = None) -> Path:
@@ -266,7 +271,7 @@ def _read(path: Path, page: Path, names: tuple[str, ...], stamp: tuple[int, ...]
     """Read and verify a record, once for each time that one of its files changes."""
     try:
         rows, manifest = gzip.decompress(_content(path)), json.loads(_content(page))
-        frame = pd.read_csv(io.BytesIO(rows), dtype=WORDS)
+        frame = pd.read_csv(io.BytesIO(rows), dtype=WORD_COLUMNS)
     except UNREADABLE as error:
         raise FedlibError(
             f"Record {path} cannot be read ({error}). Delete it and its .json, and make it again."
@@ -279,17 +284,17 @@ def _read(path: Path, page: Path, names: tuple[str, ...], stamp: tuple[int, ...]
             f"{manifest['rows'][:16]}…. One of the two was edited or replaced; take both "
             "from where they came from, or delete both and make the record again."
         )
-    told = tuple(manifest[key] for key in ("paper", "experiment", "profile"))
-    if told != names:
+    record = Record(frame, manifest, path)
+    if record.names != names:
         raise FedlibError(
-            f"The manifest {page} describes {' '.join(map(str, told))}. Give the files their own "
+            f"The manifest {page} describes {' '.join(record.names)}. Give the files their own "
             "names back."
         )
-    return Record(frame, manifest, path)
+    return record
 
 
 def _content(path: Path) -> bytes:
-    with open_regular(path, LARGEST) as file:
+    with open_regular(path, LARGEST_FILE) as file:
         return file.read()
 
 
@@ -326,7 +331,7 @@ def differences(one: pd.DataFrame, other: pd.DataFrame, same_machine: bool) -> s
     return f"{(~close).sum()} of {len(close)} values, first {a}, now {b}"
 
 
-def looks(manifest: Mapping[str, Any]) -> list[str]:
+def look_dates(manifest: Mapping[str, Any]) -> list[str]:
     """Return when a record's run began, if that is a look, and when an earlier one did, if known.
 
     A smoke run is none.
@@ -335,8 +340,8 @@ def looks(manifest: Mapping[str, Any]) -> list[str]:
     end = datetime.fromisoformat(manifest["date"])
     end = end if end.tzinfo else end.replace(tzinfo=UTC)
     began = (end - timedelta(seconds=manifest["wall_seconds"] * jobs)).astimezone(UTC)
-    own = [began.isoformat(timespec="seconds")] * (manifest["profile"] != "smoke")
-    return [*own, *filter(None, [manifest.get("looked")])]
+    began_at = [began.isoformat(timespec="seconds")] * (manifest["profile"] != "smoke")
+    return [*began_at, *filter(None, [manifest.get("looked")])]
 
 
 def join(
@@ -361,42 +366,44 @@ def join(
         When they differ in settings, data or tuning, or share a seed; or in code, unless the
         present code is known to give the numbers of all of them.
     """
-    held = [load(paper, experiment, profile, source) for source in sources]
-    if len(held) < 2:
-        raise FedlibError(f"Joining takes at least two records; got {len(held)}.")
-    first, seeds = held[0].manifest, [seed for r in held for seed in r.manifest["seeds"]]
-    for record, source in zip(held, sources, strict=True):
+    parts = [load(paper, experiment, profile, source) for source in sources]
+    if len(parts) < 2:
+        raise FedlibError(f"Joining takes at least two records; got {len(parts)}.")
+    first, seeds = parts[0].manifest, [seed for r in parts for seed in r.manifest["seeds"]]
+    for record, source in zip(parts, sources, strict=True):
         for key in ("settings", "code", "cards", "data", "fidelity", "tuning", "tf32"):
             if record.manifest.get(key) == first.get(key):
                 continue
-            if key != "code" or any(r.state.word == "stale" for r in (record, held[0])):
+            if key != "code" or any(r.state.word == "stale" for r in (record, parts[0])):
                 raise FedlibError(
                     f"The record in {source} has other {key} than the one in {sources[0]}. "
                     "Only seeds may differ."
                 )
     if twice := sorted({seed for seed in seeds if seeds.count(seed) > 1}):
         raise FedlibError(f"Seeds {twice} are in more than one of the records.")
-    every = [r.manifest for r in held]
+    every = [r.manifest for r in parts]
     diverged: dict[str, dict] = {}
     for m in every:
         for run, lost in m["diverged"].items():
             diverged.setdefault(run, {}).update(lost)
     rules = {claim: rule for claim, rule in first.get("rules", {}).items()
              if all(m.get("rules", {}).get(claim) == rule for m in every)}  # fmt: skip
-    looked = [look for m in every for look in looks(m)]
-    several = {key: " and ".join(dict.fromkeys(m[key] for m in every))
-               for key in ("commit", "device", "instructions")}  # fmt: skip
-    versions = {key: " and ".join(dict.fromkeys(m["versions"].get(key, "?") for m in every))
-                for key in first["versions"]}  # fmt: skip
-    manifest = first | several | {
-        "seeds": sorted(seeds), "diverged": diverged, "versions": versions,
+    looked = [look for m in every for look in look_dates(m)]
+
+    def each(key: str, tables: Sequence[Mapping[str, str]]) -> str:
+        return " and ".join(dict.fromkeys(table.get(key, "?") for table in tables))
+
+    versions = [m["versions"] for m in every]
+    manifest = first | {key: each(key, every) for key in ("commit", "device", "instructions")} | {
+        "seeds": sorted(seeds), "diverged": diverged,
+        "versions": {key: each(key, versions) for key in first["versions"]},
         "rules": rules, **({"looked": min(looked)} if looked else {}),
         **{key: round(sum(m[key] for m in every), 1)
            for key in ("wall_seconds", "cpu_seconds") if all(key in m for m in every)},
         "date": max(m["date"] for m in every), "joined": [m["rows"] for m in every],
     }  # fmt: skip
-    runs = {name: i for i, name in enumerate(dict.fromkeys(held[0].frame["run"]))}
-    frame = pd.concat([r.frame for r in held], ignore_index=True)
+    runs = {name: i for i, name in enumerate(dict.fromkeys(parts[0].frame["run"]))}
+    frame = pd.concat([r.frame for r in parts], ignore_index=True)
     if (twice := frame.duplicated([c for c in frame.columns if c != "value"])).any():
         raise FedlibError(
             f"{twice.sum()} rows of {paper} {experiment}.{profile} are in more than one of the "

@@ -19,10 +19,10 @@ from fedlib.lab.evidence.records import Record
 EXACTNESS = ("seeds", "looks", "evaluate_on", "tests")
 """Settings that decide how exact a record is."""
 
-ELSEWHERE = (*TOLD, *EXACTNESS, "dataset", "data_seed", "kind", "runs", "run")
+NO_SCALE = (*TOLD, *EXACTNESS, "dataset", "data_seed", "kind", "runs", "run")
 """Settings that are no part of a scale, or are compared in another way."""
 
-WORDS = {
+SETTING_WORDS = {
     "model": "network",
     "pool": "images averaged",
     "compression": "time compressed",
@@ -35,47 +35,47 @@ WORDS = {
     "augment": "images augmented",
 }
 
-OURS = "an experiment of ours"
+OUR_EXPERIMENT = "an experiment of ours"
 """What differs where the paper has no such experiment."""
 
-OWN = "the paper's own bytes"
+THEIR_BYTES = "the paper's own bytes"
 COPY = "the paper's set, another copy"
 GENERATED = "generated as the paper says"
 NONE = "none needed"
 ANOTHER = "another set"
 SUBSTITUTE = "a substitute"
-DATA = (OWN, COPY, GENERATED, NONE, ANOTHER, SUBSTITUTE)
+DATA = (THEIR_BYTES, COPY, GENERATED, NONE, ANOTHER, SUBSTITUTE)
 """From the paper's own to the furthest from it."""
 
-THEIRS = (OWN, COPY, GENERATED, NONE)
+THEIRS = (THEIR_BYTES, COPY, GENERATED, NONE)
 RECIPE = "generated"  # in a claim's data: the paper says how its data are drawn
 
 
-def differences(record: Record) -> list[str]:
+def differences_in_scale(record: Record) -> list[str]:
     """Return what differs between a record's settings and the paper's, in words."""
     m = record.manifest
     ours = paths.about(paths.paper_folder(m["paper"])).get("ours")
     if ours or "paper" not in catalogue.profiles(m["paper"], m["experiment"]):
-        return [OURS]
+        return [OUR_EXPERIMENT]
     theirs = json.loads(json.dumps(catalogue.settings(m["paper"], m["experiment"], "paper")))
-    told = _different(m["settings"], theirs)
+    lines = _different(m["settings"], theirs)
     one, other = ({run["run"]: run for run in s.get("runs", [])} for s in (m["settings"], theirs))
     for name in one:  # of several runs that differ in one thing the first speaks
-        told = _different(one[name], other.get(name, one[name])) | told
-    return [told[key] for key in sorted(told)]
+        lines = _different(one[name], other.get(name, one[name])) | lines
+    return [lines[key] for key in sorted(lines)]
 
 
 def _different(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, str]:
     """Return words for each setting that differs, by its name."""
-    told = {}
-    for key in sorted({*ours, *theirs} - {*ELSEWHERE}):
+    lines = {}
+    for key in sorted({*ours, *theirs} - {*NO_SCALE}):
         here, there = ours.get(key), theirs.get(key)
         if key == "pool":  # by one is not at all
             here, there = here or 1, there or 1
         if here != there:
-            word = WORDS.get(key, key.replace("_", " "))
-            told[key] = f"{word}: {_said(here)}, the paper's: {_said(there)}"
-    return told
+            word = SETTING_WORDS.get(key, key.replace("_", " "))
+            lines[key] = f"{word}: {_said(here)}, the paper's: {_said(there)}"
+    return lines
 
 
 def _said(value: Any) -> str:
@@ -103,19 +103,19 @@ def data(record: Record, theirs: Iterable[str]) -> str:
         return GENERATED if RECIPE in theirs else NONE
     card = cards.card(name)
     if name in theirs:
-        return OWN if m["fidelity"] == "canonical" else COPY
+        return THEIR_BYTES if m["fidelity"] == "canonical" else COPY
     if card.generator.get("kind") == "part" and card.generator["base"] in theirs:
         return COPY
     return SUBSTITUTE if theirs & {*card.stands_in_for} else ANOTHER
 
 
-def told(differ: Iterable[str], data: str) -> str:
+def setting(differ: Iterable[str], data: str) -> str:
     """Return a sentence on scale and data; empty where nothing was measured.
 
     Parameters
     ----------
     differ
-        See :func:`differences`.
+        See :func:`differences_in_scale`.
     data
         See :func:`data`.
     """
@@ -124,5 +124,5 @@ def told(differ: Iterable[str], data: str) -> str:
     names = ", ".join(dict.fromkeys(line.partition(":")[0] for line in differ))
     where = {GENERATED: "data " + GENERATED, NONE: ""}.get(data, "on " + data)
     at = f"Not at the paper's scale ({names})" if names else "At the paper's own scale"
-    at = f"In {OURS}" if names == OURS else at
+    at = f"In {OUR_EXPERIMENT}" if names == OUR_EXPERIMENT else at
     return f"{at}{', ' * bool(where)}{where}."

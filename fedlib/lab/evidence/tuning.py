@@ -17,7 +17,7 @@ import pandas as pd
 from fedlib.errors import FedlibError
 from fedlib.lab.job import Job, Outcome, Settings, study
 
-SEEDS = (1001, 1002, 1003)
+TUNING_SEEDS = (1001, 1002, 1003)
 HALF_DECADE = math.sqrt(10)
 MOST = 15  # values; a method whose best value is still at the edge then has none
 SHARE = 1 / 3  # of the run, at its end, over which the loss is averaged
@@ -95,7 +95,7 @@ def table(frame: pd.DataFrame) -> pd.DataFrame:
     return found.loc[list(dict.fromkeys(frame["method"]))].reset_index()
 
 
-def chosen(frame: pd.DataFrame, settings: Settings) -> dict[str, float]:
+def tuned_values(frame: pd.DataFrame, settings: Settings) -> dict[str, float]:
     """Return the value for each run of ``settings`` that asks for a tuned one.
 
     A run asks with ``"tuned"`` in place of a value; its method has the run's own name, or the one
@@ -106,19 +106,19 @@ def chosen(frame: pd.DataFrame, settings: Settings) -> dict[str, float]:
     FedlibError
         When a method was not tuned, or its best value lies at the edge of the grid.
     """
-    found, values = table(frame).set_index("method"), {}
+    best, values = table(frame).set_index("method"), {}
     for run in settings["runs"]:
         if "tuned" not in run.values():
             continue
         method = run.get("tuned_as", run["run"])
-        if method not in found.index:
-            raise FedlibError(f"'{method}' was not tuned. Tuned: {', '.join(found.index)}.")
-        if not found.loc[method, "interior"]:
+        if method not in best.index:
+            raise FedlibError(f"'{method}' was not tuned. Tuned: {', '.join(best.index)}.")
+        if not best.loc[method, "interior"]:
             raise FedlibError(
-                f"The best value of '{method}', {found.loc[method, 'at']:.4g}, lies at the edge of "
+                f"The best value of '{method}', {best.loc[method, 'at']:.4g}, lies at the edge of "
                 "its grid. Tune over a wider one."
             )
-        values[run["run"]] = float(found.loc[method, "at"])
+        values[run["run"]] = float(best.loc[method, "at"])
     return values
 
 

@@ -36,27 +36,26 @@ def begin(paper: str, names: Mapping[str, Any], known: Container[str]) -> Chapte
         For a parameter that the notebook does not have, a profile or device that there is not, or
         an experiment that the paper has not.
     """
-    given = {name: value for name, value in names.items() if name not in known}
-    check_parameters(given, PARAMETERS)
-    if given["profile"] not in (valid := ["replay", *catalogue.PROFILES]):
-        raise unknown("profile", given["profile"], valid)
-    experiments.choose_device(given["device"])
-    chosen = given["experiments_to_run"]
-    if chosen != "all":
-        several = isinstance(chosen, list | tuple)
-        chosen = given["experiments_to_run"] = chosen if several else [chosen]
-        for name in chosen:
+    new = {name: value for name, value in names.items() if name not in known}
+    check_parameters(new, PARAMETERS)
+    values = {name: new[name] for name in PARAMETERS}
+    if values["profile"] not in (valid := ["replay", *catalogue.PROFILES]):
+        raise unknown("profile", values["profile"], valid)
+    experiments.choose_device(values["device"])
+    if (wanted := values["experiments_to_run"]) != "all":
+        values["experiments_to_run"] = wanted if isinstance(wanted, list | tuple) else [wanted]
+        for name in values["experiments_to_run"]:
             catalogue.profiles(paper, name)
     plotting.use()
-    return Chapter(paper, **{name: given[name] for name in PARAMETERS})
+    return Chapter(paper, **values)
 
 
-def check_parameters(given: Iterable[str], allowed: Iterable[str]) -> None:
+def check_parameters(names: Iterable[str], allowed: Iterable[str]) -> None:
     """Refuse notebook parameters that do not exist.
 
     Parameters
     ----------
-    given
+    names
         Names defined since the imports, ``set(globals()) - known``. Those that the notebook
         itself made, with a leading underscore or called ``known``, are passed over.
     allowed
@@ -68,13 +67,13 @@ def check_parameters(given: Iterable[str], allowed: Iterable[str]) -> None:
         Naming the parameter and the valid ones.
     """
     allowed = list(allowed)
-    for name in sorted(given):
+    for name in sorted(names):
         if name not in (*allowed, "known") and not name.startswith("_"):
             raise unknown("parameter", name, allowed)
 
 
 @dataclass(frozen=True)
-class Told:
+class Markdown:
     """A text that a notebook shows as Markdown."""
 
     text: str
@@ -149,12 +148,12 @@ class Chapter:
         try:
             record = self.record(name)
             draw(record.frame.copy())
-            told = record.provenance()
+            origin = record.provenance()
         except MissingRecord as missing:
             plotting.missing(str(missing))
-            told = ""
+            origin = ""
         plt.show()
-        print(told)
+        print(origin)
 
     def frame(self, name: str) -> pd.DataFrame | None:
         """Return a record's rows, or None after printing that it is missing."""
@@ -177,11 +176,10 @@ class Chapter:
         """
         rows = claims.judge(self.paper, self.where, ids)
         for row in rows:
-            told = row["told"].capitalize()
-            setting = scale.told(row["scale"], row["data"])
+            setting = scale.setting(row["scale"], row["data"])
             each = [f"Read as {name}: {word}." for name, word in row["readings"].items()]
             head = f"{row['id']}: {row['finding'].upper()}."
-            words = [head, *each, f"{told}.", setting, row["note"]]
+            words = [head, *each, f"{row['tally'].capitalize()}.", setting, row["note"]]
             print(" ".join(filter(None, words)))
         table = pd.DataFrame([check for row in rows for check in row["checks"]])
         table["quantity"] += table["essential"].map({True: "", False: " (control)"})
@@ -189,33 +187,35 @@ class Chapter:
         columns = ["outcome", "quantity", "measured", "asked", "record"]
         return table[columns].style.hide(axis="index")
 
-    def found(self) -> Told:
+    def findings(self) -> Markdown:
         """Return what stored records answer to readers' questions, each with its claim.
 
         At a profile that runs, the new records are not there yet; what they say follows below.
         """
         running = self.profile != "replay"
         title = "**What we found**" + running * ", in the stored records and not in this run"
-        told = findings.answers(self.paper, None if running else self.out)
+        answers = findings.answers(self.paper, None if running else self.out)
         lines = [
             f"* **{row.question}** {row.answer} {row.setting} *The paper reports:* {row.paper}"
             f" ({row.claim})"
-            for row in told
+            for row in answers
         ]
-        return Told("\n".join([title, "", *lines]))
+        return Markdown("\n".join([title, "", *lines]))
 
     def claims(self) -> Any:
         """Return all claims of the paper as a table: finding, scale and data, statement."""
         table = pd.DataFrame(claims.judge(self.paper, self.where))
         table["measured"] = [
-            scale.told(*row) for row in zip(table["scale"], table["data"], strict=True)
+            scale.setting(*row) for row in zip(table["scale"], table["data"], strict=True)
         ]
-        columns = ["id", "finding", "told", "measured", "statement"]
+        columns = ["id", "finding", "tally", "measured", "statement"]
         return table[columns].style.hide(axis="index")
 
     def commands(self) -> None:
         """Print the command that makes each record of the paper, and how long that took."""
-        lines = [catalogue.command(self.paper, name) for name in catalogue.names(self.paper)]
-        for name, line in zip(catalogue.names(self.paper), lines, strict=True):
-            took = duration.told(self.paper, name, line.split()[5])
+        lines = [
+            catalogue.command(self.paper, name) for name in catalogue.experiment_names(self.paper)
+        ]
+        for name, line in zip(catalogue.experiment_names(self.paper), lines, strict=True):
+            took = duration.took_in_words(self.paper, name, line.split()[5])
             print(f"{line:<{max(map(len, lines))}}  # {took}")

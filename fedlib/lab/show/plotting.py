@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import zlib
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import matplotlib as mpl
@@ -91,8 +91,8 @@ _STYLES: dict[str, Style] = {
 def style(name: str) -> Style:
     """Return the one style of a method or participation process.
 
-    A name that was never registered gets a style computed from its letters: the same in every
-    session, and with a marker that no registered name uses.
+    A name that is not in the table above gets a style computed from its letters: the same in every
+    session, and with a marker that no name of the table uses.
 
     Parameters
     ----------
@@ -106,46 +106,6 @@ def style(name: str) -> Style:
     code, marker = divmod(code, len(_SPARE_MARKERS))
     dashes = _SPARE_DASHES[code % len(_SPARE_DASHES)]
     return Style(str(name).replace("-", " "), PALETTE[color], _SPARE_MARKERS[marker], dashes)
-
-
-def register(
-    name: str,
-    label: str | None = None,
-    color: str = BLUE,
-    marker: str = "o",
-    dashes: Sequence[float] = SOLID,
-) -> Style:
-    """Fix the style of a new name for the rest of the session and return it.
-
-    Parameters
-    ----------
-    name
-        The name as it stands in the records.
-    label
-        The words of the legend; the name itself, hyphens as spaces, by default.
-    color, marker, dashes
-        See :class:`Style`.
-
-    Raises
-    ------
-    FedlibError
-        If the name already has another style, or if marker and dashes are both taken, because
-        the two lines would look the same in grey.
-    """
-    new = Style(label or name.replace("-", " "), color, marker, tuple(map(float, dashes)))
-    if _STYLES.get(name, new) != new:
-        raise FedlibError(
-            f"'{name}' already has the style {_STYLES[name]}. One name keeps one look through "
-            "the whole book: use another name, or change the registry in "
-            "fedlib/lab/show/plotting.py."
-        )
-    for other, old in _STYLES.items():
-        if other != name and (old.marker, old.dashes) == (new.marker, new.dashes):
-            raise FedlibError(
-                f"The marker '{marker}' with these dashes belongs to '{other}'. In grey the two "
-                "lines would look the same: choose another marker or other dashes."
-            )
-    return _STYLES.setdefault(name, new)
 
 
 def sweep(values: Iterable[Hashable], label: str = "{}") -> dict[Hashable, Style]:
@@ -172,25 +132,16 @@ def sweep(values: Iterable[Hashable], label: str = "{}") -> dict[Hashable, Style
     }
 
 
-def use(image: str = "svg", width: float = 6.6, height: float = 3.7) -> None:
+def use() -> None:
     """Set the defaults of every figure in the book.
 
     The background is white and opaque, so that a figure stays readable, as a card, on a dark
     page. In a running notebook the inline format is set as well.
-
-    Parameters
-    ----------
-    image
-        ``"svg"``, or ``"png"`` at 200 dots per inch where a vector image would be too large.
-    width, height
-        Size of a figure in inches.
     """
-    if image not in ("svg", "png"):
-        raise unknown("image format", image, ("svg", "png"))
     mpl.rcParams.update(
         {
-            "figure.figsize": (width, height),
-            "figure.dpi": 100 if image == "svg" else 200,
+            "figure.figsize": (6.6, 3.7),
+            "figure.dpi": 100,
             "figure.constrained_layout.use": True,
             "figure.facecolor": "white",
             "savefig.facecolor": "white",
@@ -222,7 +173,7 @@ def use(image: str = "svg", width: float = 6.6, height: float = 3.7) -> None:
     )
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     if shell is not None:
-        shell.run_line_magic("config", f"InlineBackend.figure_formats = ['{image}']")
+        shell.run_line_magic("config", "InlineBackend.figure_formats = ['svg']")
 
 
 # --- curves from tidy records ---------------------------------------------------------------
@@ -239,7 +190,7 @@ def curves(
     smooth: float = 1,
     xlabel: str | None = None,
     ylabel: str | None = None,
-    styles: Mapping[Hashable, Style] | Callable[[str], Style] | None = None,
+    styles: Mapping[Hashable, Style] | None = None,
     markers: int = 8,
     legend: bool = True,
 ) -> Axes:
@@ -267,7 +218,7 @@ def curves(
     xlabel, ylabel
         Names with units; the column and the metric by default.
     styles
-        Mapping or function from a value of ``by`` to a :class:`Style`.
+        A :class:`Style` for values of ``by``; the others, and numbers, have one of their own.
     markers
         About how many markers stand on a line.
     legend
@@ -291,7 +242,9 @@ def curves(
     """
     rows = _rows(frame, metric, split, x, by)
     names = list(dict.fromkeys(rows[by]))
-    look = _looks(names, styles)
+    if styles is None and all(isinstance(name, (int, float, np.number)) for name in names):
+        styles = sweep(sorted(names))
+    look = {name: style(str(name)) for name in names} | dict(styles or {})
     ax = plt.subplots()[1] if ax is None else ax
     for k, name in enumerate(names):
         table = _table(rows[rows[by] == name], x, by, name)
@@ -324,17 +277,6 @@ def _rows(frame: pd.DataFrame, metric: str, split: str | None, x: str, by: str) 
     if split is not None and split not in splits:
         raise unknown("split", split, splits)
     return rows if split is None else rows[rows["split"] == split]
-
-
-def _looks(names: list, styles: Mapping | Callable | None) -> dict[Hashable, Style]:
-    """A style for each line; numbers in order get ordered shades."""
-    if callable(styles):
-        return {name: styles(name) for name in names}
-    if styles is not None:
-        return {name: styles[name] if name in styles else style(str(name)) for name in names}
-    if all(isinstance(name, (int, float, np.number)) for name in names):
-        return sweep(sorted(names))
-    return {name: style(str(name)) for name in names}
 
 
 def _table(rows: pd.DataFrame, x: str, by: str, name: Hashable) -> pd.DataFrame:
@@ -398,17 +340,17 @@ def regrid(frame: pd.DataFrame, x: str, by: str = "run", points: int = 60) -> pd
     """
     parts, keys = [], [by, "split", "metric"]
     for names, rows in frame.groupby(keys, sort=False):
-        own = [mine.drop_duplicates(x, keep="last").sort_values(x)
-               for _, mine in rows.groupby("seed")]  # fmt: skip
-        at = np.linspace(max(m[x].min() for m in own), min(m[x].max() for m in own), points)
-        for mine in own:
-            told = {**dict(zip(keys, names, strict=True)), "seed": mine["seed"].iloc[0]}
-            value = np.interp(at, mine[x].astype(float), mine["value"])
-            parts.append(pd.DataFrame({**told, x: at, "value": value}))
+        seeds = [one.drop_duplicates(x, keep="last").sort_values(x)
+                 for _, one in rows.groupby("seed")]  # fmt: skip
+        at = np.linspace(max(s[x].min() for s in seeds), min(s[x].max() for s in seeds), points)
+        for one in seeds:
+            labels = {**dict(zip(keys, names, strict=True)), "seed": one["seed"].iloc[0]}
+            value = np.interp(at, one[x].astype(float), one["value"])
+            parts.append(pd.DataFrame({**labels, x: at, "value": value}))
     return pd.concat(parts, ignore_index=True)
 
 
-# --- pictures of data and of participation --------------------------------------------------
+# --- other pictures -------------------------------------------------------------------------
 
 
 def missing(message: str) -> Axes:
@@ -437,45 +379,16 @@ def label_histogram(table: pd.DataFrame | np.ndarray, ax: Axes | None = None) ->
     if counts.ndim != 2 or counts.size == 0:
         raise FedlibError(f"Expected counts [clients, classes], got the shape {counts.shape}.")
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
-    return _heat(shares.T, ax, "client", "class", "share of samples", top=1.0)
-
-
-def participation_pattern(
-    weights: np.ndarray, groups: Sequence[Sequence[int]] | None = None, ax: Axes | None = None
-) -> Axes:
-    """Show who takes part when: rounds to the right, clients (or groups) downwards.
-
-    Parameters
-    ----------
-    weights
-        The weights ``q[rounds, clients]``, each row summing to one.
-    groups
-        Lists of clients whose weights are added up and shown as one row.
-    ax
-        Axes to draw on; a new wide figure by default.
-    """
-    weights = np.asarray(weights, float)
-    if weights.ndim != 2 or weights.size == 0:
-        raise FedlibError(f"Expected weights [rounds, clients], got the shape {weights.shape}.")
-    if groups is not None:
-        weights = np.stack([weights[:, list(g)].sum(1) for g in groups], axis=1)
-    rows = "client" if groups is None else "group"
-    return _heat(weights.T, ax, "round", rows, "weight", top=weights.max())
-
-
-def _heat(
-    matrix: np.ndarray, ax: Axes | None, xlabel: str, ylabel: str, label: str, top: float
-) -> Axes:
-    """A heat map with its scale, one hue from white to dark."""
     if ax is None:
         width, _ = mpl.rcParams["figure.figsize"]
-        ax = plt.subplots(figsize=(width, float(np.clip(0.8 + 0.16 * len(matrix), 1.8, 4))))[1]
+        height = float(np.clip(0.8 + 0.16 * shares.shape[1], 1.8, 4))
+        ax = plt.subplots(figsize=(width, height))[1]
     image = ax.imshow(
-        matrix, aspect="auto", interpolation="nearest", vmin=0, vmax=top, cmap="Blues"
+        shares.T, aspect="auto", interpolation="nearest", vmin=0, vmax=1.0, cmap="Blues"
     )
     ax.grid(False)
-    ax.set(xlabel=xlabel, ylabel=ylabel)
+    ax.set(xlabel="client", ylabel="class")
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_major_locator(mpl.ticker.MaxNLocator(8, steps=[1, 2, 5, 10], integer=True))
-    ax.figure.colorbar(image, ax=ax, label=label, pad=0.02)
+    ax.figure.colorbar(image, ax=ax, label="share of samples", pad=0.02)
     return ax
