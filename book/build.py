@@ -3,12 +3,14 @@
 ``python book/build.py`` works from any folder. It needs no network and no data set: the ``replay``
 profile shows the stored records. The steps: a fresh copy of the sources, every notebook of the
 table of contents run into that copy (two at a time), a strict build in which every warning is an
-error, and a check that each link of the finished pages leads somewhere.
+error, the notebooks once more in plain Markdown (``_build/notebooks``, and what the pages offer for
+download), and a check that each link of the finished pages leads somewhere.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import re
 import shutil
@@ -22,8 +24,10 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+import plain
 from pages import ROOT, fill, toc_pages
 
+WIDGET = "application/vnd.jupyter.widget-view+json"
 SOURCES = ("_config.yml", "_toc.yml", "book")
 KERNEL = {
     "OMP_NUM_THREADS": "1",
@@ -86,6 +90,9 @@ def execute(notebook: Path, target: Path, profile: str) -> Run:
         )
         for part in (executed, *executed.cells):
             part.metadata.pop("papermill", None)
+        executed.metadata.pop("widgets", None)  # a page has no kernel: it shows what stands beside
+        for output in itertools.chain(*(cell.get("outputs", ()) for cell in executed.cells)):
+            output.get("data", {}).pop(WIDGET, None)
         nbformat.write(executed, target)
     except papermill.exceptions.PapermillExecutionError as exc:
         error = _short(notebook, exc)
@@ -268,6 +275,8 @@ def build(out: Path, profile: str = "replay") -> int:
     print("Building the pages; every warning is an error.", flush=True)
     if status := build_site(tree, html):
         return status
+    plain.write(tree, toc_notebooks(), out)
+    shutil.copytree(out / "notebooks", html / "_sources" / "notebooks", dirs_exist_ok=True)
     if wrong := check_links(html):
         print("\n".join(wrong))
         print(f"{len(wrong)} links lead nowhere.")

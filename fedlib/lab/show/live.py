@@ -148,9 +148,7 @@ def explorer(figure: Explorer) -> Any:
     import ipywidgets as widgets
 
     figure = replace(figure, frames=frozen(figure.frames))
-    sliders = _controls(
-        figure.controls, figure.start, figure.free and callable(figure.frames)
-    )
+    sliders = _controls(figure.controls, figure.start, figure.free and callable(figure.frames))
     picture, problem = widgets.HTML(), widgets.HTML()
     kept: list[tuple] = []
     shown = [figure.start]
@@ -304,8 +302,9 @@ class Live:
     def _begin(self, values: Sequence) -> None:
         self.halt()
         finished = self.run is not None and self.run.history is not None
-        self.before, self.run = (self.run if finished else self.before), Run(
-            tuple(values), self.rounds or 0
+        self.before, self.run = (
+            (self.run if finished else self.before),
+            Run(tuple(values), self.rounds or 0),
         )
         self.run.go.set()
 
