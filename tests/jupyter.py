@@ -56,11 +56,12 @@ class Notebook:
         """Carry out one of JupyterLab's commands."""
         self.page.evaluate(f"jupyterapp.commands.execute({name!r}, {json.dumps(values)})")
 
-    def run(self, patience: float = 120) -> None:
-        """Run all cells and wait until the kernel rests."""
+    def run(self, patience: float = 300) -> None:
+        """Run all cells and wait for the end of the last one."""
         self.until(f"{CURRENT}?.sessionContext?.session?.kernel?.status == 'idle'", patience)
-        self.command("notebook:run-all-cells")
-        self.until(f"{CURRENT}.sessionContext.session.kernel.status == 'idle'", patience)
+        done = "jupyterapp.commands.execute('notebook:run-all-cells').then(() => (window.ran = 1))"
+        self.page.evaluate(f"(window.ran = 0, {done}, 1)")
+        self.until("window.ran", patience)
 
     def tell(self, code: str) -> None:
         """Let the kernel carry out a line of Python."""

@@ -15,7 +15,6 @@ from jupyter import CELLS, opened
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(browser.find() is None, reason="no Chromium: install one, or set CHROMIUM"),
-    pytest.mark.xdist_group("jupyterlab"),
 ]
 CHAPTERS = {  # a notebook of each, that with the panel
     path.parent.name: path
