@@ -537,3 +537,48 @@ def test_a_claim_tried_at_two_sizes_shows_both(monkeypatch, tmp_path):
     (smaller,) = row["sizes"]
     assert row["profile"] == "paper" and row["finding"] != smaller["finding"] == "confirmed"
     assert row["scale"] and smaller["scale"] == [] and smaller["profile"] == "quick"
+
+
+@pytest.mark.parametrize(
+    ("check", "words"),
+    [
+        (dict(asks="better"), "above 0, by 0.4"),
+        (dict(asks="same"), "within ±0.4"),
+        (dict(asks="within", bounds=[1.0, 1.0]), "exactly 1"),
+        (dict(asks="within", bounds=[0.5, math.inf]), "at least 0.5"),
+        (dict(asks="within", bounds=[-math.inf, 2.0]), "at most 2"),
+        (dict(asks="within", bounds=[1.0, 2.0]), "between 1 and 2"),
+        (dict(asks="better", measure=next(iter(claims.RATIOS))), "above 1, by a factor 1.49182"),
+    ],
+)
+def test_what_is_asked_in_words(check, words):
+    assert claims._words(dict(measure="final") | check, 0.4) == words
+
+
+def test_a_question_the_other_way_round():
+    turned, plain = (claims.Question("better", 0.1, sign) for sign in (-1, 1))
+    for low, high, d in ((-0.3, -0.05, -0.15), (-0.1, -0.01, -0.05), (-0.1, 0.3, 0.1)):
+        assert turned.outcome(low, high, d) == plain.outcome(-high, -low, -d)
+    assert turned.outcome(-0.3, -0.05, -0.15) == HOLDS != plain.outcome(-0.3, -0.05, -0.15)
+    least = dict(asks="within", measure="advantage", bounds=[0.0, math.inf])
+    assert claims.question({}, least) == claims.Question("no worse", 0.0)
+
+
+def test_four_seeds_are_too_few_and_five_are_enough(monkeypatch):
+    check = dict(asks="better", experiment="e", measure="advantage", what="q")
+    check |= {"with": dict(a="a", b="b", metric="loss", split="train")}
+    claim = dict(kind="measured", smallest={"loss": 0.1}, check=[check])
+    for seeds, outcome in ((4, OPEN), (5, HOLDS)):
+        values = np.linspace(1, 1.1, seeds)
+        held = record(curves({"a": np.zeros(seeds), "b": values}), settings={})
+        monkeypatch.setattr(claims.records, "load", lambda *names, held=held: held)
+        assert claims._check(PAPER, claim, check, None).outcome == outcome
+
+
+def test_images_averaged_by_one_are_not_averaged():
+    assert scale._different({"pool": None}, {"pool": 1}) == {}
+    assert scale._different({}, {"pool": 2}) == {"pool": "images averaged: 1, the paper's: 2"}
+    assert scale._different({"pool": 2}, {}) == {"pool": "images averaged: 2, the paper's: 1"}
+    words = scale._different({"iid": True, "folded": None}, {"iid": False, "folded": 8})
+    assert [line.partition(": ")[2] for line in words.values()] == [
+        "none, the paper's: 8", "yes, the paper's: no"]  # fmt: skip

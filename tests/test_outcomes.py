@@ -195,4 +195,5 @@ def test_outcomes_in_words():
     assert (
         outcomes.tally_outcomes([OPEN, HOLDS, REVERSED, OPEN]) == "1 of 4 hold, 1 reversed, 2 open"
     )
+    assert outcomes.tally_outcomes([HOLDS, SMALLER]) == "1 of 2 hold, 1 smaller"
     assert outcomes.tally_outcomes([]) == ""
