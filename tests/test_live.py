@@ -12,7 +12,7 @@ from fedlib.engine import Evaluation, FederatedDataset, Model, Task, simulate
 from fedlib.errors import FedlibError
 from fedlib.lab.show import live
 from fedlib.lab.show.interactive import Explorer, Frame
-from fedlib.lab.show.live import Live, along
+from fedlib.lab.show.live import Live, slider_stops
 from fedlib.papers.fedavg import FedAvg
 from fedlib.population.participation import Full
 
@@ -48,7 +48,7 @@ def button(box, name):
     ("values", "count"), [([1, 2, 5], 5), ([0.0, 0.3, 1.0], 62), ([0.01, 10], 62), ([1, 500], 49)]
 )
 def test_a_slider_goes_from_the_smallest_to_the_largest_value(values, count):
-    steps = along(values)
+    steps = slider_stops(values)
     assert steps == sorted(set(steps)) and {*values} <= {*steps}
     assert (steps[0], steps[-1]) == (min(values), max(values)) and abs(len(steps) - count) <= 3
     assert all(isinstance(v, int) for v in steps) == isinstance(values[0], int)
@@ -161,7 +161,7 @@ def test_pause_go_on_and_stop():
         return {("train", "loss"): torch.zeros(2)}
 
     one = panel(rounds=9, every=1, measure=measure)
-    one.run = live.Run((2, 0.1), 9)  # nothing has been trained
+    one.run = live.PanelRun((2, 0.1), 9)  # nothing has been trained
     box = one.widget()
     button(box, "Train").click()
     reached.wait(20)
@@ -193,7 +193,7 @@ def test_two_panels_at_once_and_an_error_in_one():
 
     good, bad = panel(), panel(build=wrong)
     for one in (good, bad):
-        one.run = live.Run((2, 0.1), 10)
+        one.run = live.PanelRun((2, 0.1), 10)
     boxes = [one.widget() for one in (good, bad)]
     for box in boxes:
         button(box, "Train").click()
@@ -216,7 +216,7 @@ def test_a_run_that_diverges_ends_at_a_cross():
 
 def test_a_new_start_stops_the_training_before_it():
     one = panel(rounds=10**6, every=1)
-    one.run = live.Run((2, 0.1), 1)
+    one.run = live.PanelRun((2, 0.1), 1)
     box = one.widget()
     button(box, "Train").click()
     first = one.run

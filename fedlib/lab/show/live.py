@@ -29,7 +29,7 @@ from fedlib.lab.show.interactive import Explorer, Frame, Pairs, _file, _value
 VIEW = "application/vnd.jupyter.widget-view+json"
 STEPS = 60  # values along a slider, besides those on the page
 KEPT = 4  # settings that stay as ghosts
-PAUSE = 0.2  # seconds between two drawings of a training
+REDRAW = 0.2  # seconds between two drawings of a training
 GO = """<script>if(!window.fedx){window.fedx=1;addEventListener("click",e=>{
 const a=e.target.closest("a[href*='#']"),h=a?decodeURIComponent(a.hash).slice(1):"",
 t=h.includes(":")&&document.querySelector(".fedx-go-"+CSS.escape(h.split(":")[0])+" input");
@@ -77,7 +77,7 @@ def frozen(function: Callable) -> Callable:
 # --- controls -------------------------------------------------------------------------------------
 
 
-def along(values: Sequence[float]) -> list:
+def slider_stops(values: Sequence[float]) -> list:
     """Return values of a slider from the smallest to the largest of the given ones.
 
     The given ones are among them and whole numbers stay whole. Steps are equal, or equal factors
@@ -98,7 +98,7 @@ def _control(label: str, values: Sequence, start: object, free: bool) -> Any:
     slides = len(values) > 2 and all(type(v) in (int, float) for v in values)
     if slides:
         label = f"{label} ({_value(min(values))} to {_value(max(values))})"
-    steps = along(values) if slides and free else list(values)
+    steps = slider_stops(values) if slides and free else list(values)
     kind = widgets.SelectionSlider if slides else widgets.Dropdown
     return kind(
         options=[(_value(v), v) for v in steps],
@@ -193,7 +193,7 @@ def explorer(figure: Explorer) -> Any:
 
 
 @dataclass
-class Run:
+class PanelRun:
     """A training under way, and what is known of it."""
 
     values: tuple
@@ -280,8 +280,8 @@ class Live:
         self.look = Evaluation(every=every, splits=split, measure=measure)
         self.clock, self.ylog, self.xlabel = clock, ylog, xlabel
         self.ylabel = ylabel or f"{metric}, {split}"
-        self.before: Run | None = None
-        self.run: Run | None = None
+        self.before: PanelRun | None = None
+        self.run: PanelRun | None = None
         _PANELS.add(self)
 
     @property
@@ -304,7 +304,7 @@ class Live:
         finished = self.run is not None and self.run.history is not None
         self.before, self.run = (
             (self.run if finished else self.before),
-            Run(tuple(values), self.rounds or 0),
+            PanelRun(tuple(values), self.rounds or 0),
         )
         self.run.go.set()
 
@@ -348,7 +348,7 @@ class Live:
 
     # --- picture ----------------------------------------------------------------------------------
 
-    def curve(self, run: Run) -> Pairs:
+    def curve(self, run: PanelRun) -> Pairs:
         """Return the mean over seeds of what a run has reached: ``[looks, 2]``."""
         frame = run.history.frame
         rows = frame[(frame["split"] == self.split) & (frame["metric"] == self.metric)]
@@ -421,7 +421,7 @@ class Live:
         def show(*, last: bool = False) -> None:
             run = self.run
             busy = not last and run.thread is not None
-            if not last and time.monotonic() - drawn[0] < PAUSE:
+            if not last and time.monotonic() - drawn[0] < REDRAW:
                 return
             bar.max, bar.value, drawn[0] = max(run.rounds, 1), run.done, time.monotonic()
             left = run.seconds / max(run.done, 1) * (run.rounds - run.done)
@@ -469,7 +469,7 @@ def _joined(first: History | None, then: History) -> History:
     return History(frame, then.state, then.diverged | first.diverged)
 
 
-def _ended(run: Run) -> str:
+def _ended(run: PanelRun) -> str:
     if run.history is not None and run.history.diverged:
         return f"diverged in round {min(run.history.diverged.values())}"
     return "done" if run.done == run.rounds else f"stopped after {run.done} rounds"
