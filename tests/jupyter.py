@@ -41,16 +41,15 @@ class Notebook:
 
     def until(self, script: str, patience: float = 60) -> object:
         """Return the value of a JavaScript expression as soon as it is true."""
-        end, value = time.monotonic() + patience, None
-        while not value:
-            if time.monotonic() > end:
-                raise TimeoutError(f"not within {patience:.0f} s: {script[:160]}")
-            time.sleep(0.05)
+        end, wrong = time.monotonic() + patience, None
+        while time.monotonic() < end:
             try:
-                value = self.page.evaluate(script)
-            except RuntimeError as error:  # the page was loaded anew, or has no such place
-                value, end = None, end if "navigated" in str(error) else 0.0
-        return value
+                if value := self.page.evaluate(script):
+                    return value
+            except RuntimeError as error:  # the page was loaded anew, or has no such place yet
+                wrong = error
+            time.sleep(0.05)
+        raise TimeoutError(f"not within {patience:.0f} s: {script[:160]}") from wrong
 
     def command(self, name: str, **values: object) -> None:
         """Carry out one of JupyterLab's commands."""

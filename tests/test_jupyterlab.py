@@ -66,7 +66,7 @@ def test_a_chapter_reads_runs_and_answers(chapter, address, chromium):
             height = f"{node}.querySelector('.cm-content')?.offsetHeight"
             assert not notebook.page.evaluate(height), f"cell {number} stands open"
     assert not notebook.page.evaluate("document.querySelector('.jp-Notebook details[open]') && 1")
-    notebook.until(f"{LIVE}.length", 20)
+    notebook.until(f"{PANEL} && 1", 20)
     assert not notebook.page.evaluate(OVERLAPS)
     slides(notebook)
     trains(notebook, stops=chapter.startswith("02"))

@@ -80,6 +80,38 @@ def test_a_link_sets_a_control_and_start_again_puts_it_back():
     assert toy().lines(0.5, 8, "a") in ghost
     button(box, "Start again").click()
     assert picture(box) == first
+    address.value = "toy:rate-γ=0.5&steps=8"
+    assert [s.value for s in parts(box, "SelectionSlider")] == [0.5, 8], "the same link again"
+
+
+def test_an_author_s_function_is_asked_once_a_setting():
+    asked = []
+
+    def frames(rate):
+        asked.append(rate)
+        return falls(rate, 3)
+
+    box = Explorer("Toy", {"rate": [0.1, 0.5, 0.9]}, frames).live()
+    (rate,) = parts(box, "SelectionSlider")
+    del asked[:]
+    rate.value = rate.options[7][1]
+    rate.value = rate.options[8][1]
+    assert asked == [rate.options[7][1], rate.options[8][1]]
+
+
+def test_a_picture_that_cannot_be_drawn_leaves_a_panel_that_can_start_again():
+    one = panel(strip=lambda state, task: [["no number"]])
+    one.run = live.PanelRun((2, 0.1), 10)
+    box = one.widget()
+    button(box, "Train").click()
+    settled(one)
+    assert not button(box, "Train").disabled and button(box, "Stop").disabled
+    assert "role=" in parts(box, "HTML")[0].value + parts(box, "HTML")[1].value
+
+
+def test_a_metric_that_is_not_there():
+    with pytest.raises(FedlibError, match="Nothing is called 'train f1': there is train"):
+        panel(metric="f1")._repr_html_()
 
 
 def test_values_that_were_not_computed_are_no_stops_of_a_figure_that_is_not_free():

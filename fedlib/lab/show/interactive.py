@@ -175,7 +175,7 @@ class Explorer:
         if any(GONE in f.points for f in crossed):
             self._series.append((GONE, False, Style(GONE, "currentColor", "X")))
         strips = [f.strip for f in frames if f.strip is not None]
-        self._top = max((float(np.max(strip)) for strip in strips), default=0.0)
+        self._top = max((float(np.nanmax(strip)) for strip in strips), default=0.0)
         self._data = self._pack(crossed)
 
     # --- data -------------------------------------------------------------------------------
@@ -547,7 +547,7 @@ def _trace(flat: list, x: tuple, y: tuple, mark: str = "") -> str:
 
 def _digits(strip: np.ndarray, top: float) -> list[str]:
     """A strip as rows of digits, 0 for nothing and 9 for the largest value of all frames."""
-    levels = np.ceil(9 * np.clip(strip, 0, None) / (top or 1.0) - 1e-9).astype(int)
+    levels = np.ceil(9 * np.clip(np.nan_to_num(strip), 0, top) / (top or 1.0) - 1e-9).astype(int)
     return ["".join(map(str, row)) for row in levels]
 
 

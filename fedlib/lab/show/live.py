@@ -7,13 +7,15 @@ kernel or no ipywidgets is, what stands on the page is shown instead.
 from __future__ import annotations
 
 import asyncio
+import copy
+import functools
 import html
 import signal
 import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any
 
@@ -58,20 +60,21 @@ def frozen(function: Callable) -> Callable:
     """Return a function that keeps the names of its notebook as they are now.
 
     A later cell may give ``w`` or ``step`` another meaning; a figure above it goes on with its own.
+    Functions that it calls are kept too; methods of classes, and what is changed in place, are not.
     """
     if not isinstance(function, FunctionType):
         return function
     old, names = function.__globals__, dict(function.__globals__)
 
-    def copy(one: FunctionType) -> FunctionType:
+    def rebound(one: FunctionType) -> FunctionType:
         new = FunctionType(one.__code__, names, one.__name__, one.__defaults__, one.__closure__)
         new.__kwdefaults__ = one.__kwdefaults__
         return new
 
     for name, value in old.items():
         if isinstance(value, FunctionType) and value.__globals__ is old:
-            names[name] = copy(value)
-    return copy(function)
+            names[name] = rebound(value)
+    return rebound(function)
 
 
 # --- controls -------------------------------------------------------------------------------------
@@ -95,7 +98,8 @@ def _control(label: str, values: Sequence, start: object, free: bool) -> Any:
     """Return a slider along numbers, or a list to choose from."""
     import ipywidgets as widgets
 
-    slides = len(values) > 2 and all(type(v) in (int, float) for v in values)
+    numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
+    slides = len(numbers) == len(values) > 2
     if slides:
         label = f"{label} ({_value(min(values))} to {_value(max(values))})"
     steps = slider_stops(values) if slides and free else list(values)
@@ -147,13 +151,19 @@ def explorer(figure: Explorer) -> Any:
     """
     import ipywidgets as widgets
 
-    figure = replace(figure, frames=frozen(figure.frames))
+    figure = copy.copy(figure)
+    if callable(figure.frames):
+        figure.frames = functools.lru_cache(8)(frozen(figure.frames))
     sliders = _controls(figure.controls, figure.start, figure.free and callable(figure.frames))
     picture, problem = widgets.HTML(), widgets.HTML()
     kept: list[tuple] = []
     shown = [figure.start]
 
+    moving: list[bool] = []
+
     def draw(*_: object) -> None:
+        if moving:
+            return
         values = tuple(slider.value for slider in sliders)
         try:
             ghosts = [figure.lines(*v) for v in dict.fromkeys([*kept, *shown]) if v != values]
@@ -162,20 +172,31 @@ def explorer(figure: Explorer) -> Any:
         except Exception as error:  # what an author's function raises at this setting
             problem.value = _alarm(error)
 
-    def back(*_: object) -> None:
-        kept.clear()
-        for slider, value in zip(sliders, figure.start, strict=True):
+    def move(values: Sequence) -> None:
+        """Set all sliders, and draw once."""
+        moving.append(True)
+        for slider, value in zip(sliders, values, strict=True):
             slider.value = value
-        shown[:] = [figure.start]
+        moving.clear()
         draw()
 
+    def back(*_: object) -> None:
+        kept.clear()
+        shown[:] = [figure.start]
+        move(figure.start)
+
     def follow(change: Mapping) -> None:
-        """Set what a link asks for."""
+        """Set what a link asks for; the same link may ask again."""
+        if not change["new"]:
+            return
+        wanted = [slider.value for slider in sliders]
         asked = {f"{figure.name}:{part}" for part in change["new"].partition(":")[2].split("&")}
-        for slider, (label, values) in zip(sliders, figure.controls.items(), strict=True):
+        for k, (label, values) in enumerate(figure.controls.items()):
             for value, place in zip(values, figure.addresses[label], strict=True):
                 if place in asked:
-                    slider.value = value
+                    wanted[k] = value
+        move(wanted)
+        address.value = ""
 
     for slider in sliders:
         slider.observe(draw, "value")
@@ -276,8 +297,8 @@ class Live:
         self.title, self.controls, self.build = title, controls, frozen(build)
         self.rounds, self.every, self.seeds = rounds, every, tuple(seeds)
         self.start = tuple(start or (values[0] for values in controls.values()))
-        self.split, self.metric, self.strip = split, metric, strip
-        self.look = Evaluation(every=every, splits=split, measure=measure)
+        self.split, self.metric, self.strip = split, metric, frozen(strip)
+        self.look = Evaluation(every=every, splits=split, measure=frozen(measure))
         self.clock, self.ylog, self.xlabel = clock, ylog, xlabel
         self.ylabel = ylabel or f"{metric}, {split}"
         self.before: PanelRun | None = None
@@ -306,6 +327,7 @@ class Live:
             (self.run if finished else self.before),
             PanelRun(tuple(values), self.rounds or 0),
         )
+        self._strip = None
         self.run.go.set()
 
     def _work(self, tell: Callable[[], None]) -> None:
@@ -323,7 +345,10 @@ class Live:
             algorithm, task = self.build(*run.values)
             run.rounds = self.rounds or algorithm.rounds(self.seeds)
             look = Evaluation(every=self.every, measure=measure)
-            while run.done < run.rounds and not run.over.is_set():
+            while run.done < run.rounds:
+                run.go.wait()
+                if run.over.is_set():
+                    break
                 began, stretch = time.perf_counter(), min(self.every, run.rounds - run.done)
                 state = run.history.state if run.history else None
                 options = dict(state=state, evaluation=look, progress=False)
@@ -334,9 +359,8 @@ class Live:
                 if self.strip is not None:
                     self._strip = np.asarray(self.strip(part.state, task))
                 tell()
-                if len(part.diverged) == len(self.seeds):
+                if len(run.history.diverged) == len(self.seeds):
                     break
-                run.go.wait()
         except Exception as error:  # shown in the panel, or raised by train
             run.error = error
 
@@ -352,6 +376,9 @@ class Live:
         """Return the mean over seeds of what a run has reached: ``[looks, 2]``."""
         frame = run.history.frame
         rows = frame[(frame["split"] == self.split) & (frame["metric"] == self.metric)]
+        if rows.empty:
+            have = ", ".join(sorted({*(frame["split"] + " " + frame["metric"])}))
+            raise FedlibError(f"Nothing is called '{self.split} {self.metric}': there is {have}.")
         means = rows.groupby("round")[["clock", "value"]].agg(lambda v: np.mean(v.to_numpy()))
         x = means["clock"] if self.clock else means.index
         return np.stack([x, means["value"]], axis=1)
@@ -431,8 +458,10 @@ class Live:
 
         def work() -> None:
             self._work(show)
-            if self.run.error is None or self.run.history is not None:
+            try:
                 show(last=True)
+            except Exception as error:  # a picture that cannot be drawn
+                self.run.error = self.run.error or error
             if self.run.error is not None:
                 words.value = _alarm(self.run.error)
             train.disabled, pause.disabled, stop.disabled = False, True, True
@@ -447,6 +476,8 @@ class Live:
 
         def hold(_: object) -> None:
             go = self.run.go
+            if self.run.over.is_set():
+                return
             (go.clear if go.is_set() else go.set)()
             pause.description = "Pause" if go.is_set() else "Go on"
 
