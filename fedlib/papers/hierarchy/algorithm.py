@@ -153,7 +153,7 @@ class HierarchicalSGD:
     grow: float | tuple[float, ...] = 0.0
 
     per_run: ClassVar[tuple[str, ...]] = ("lr", "sync", "grow")
-    line: ClassVar[Callable[..., Any]] = staticmethod(timeline)  # what the clock decides in a run
+    _line: ClassVar[Callable[..., Any]] = staticmethod(timeline)  # what the clock decides in a run
     noted: ClassVar[str] = "idle"  # what of it is told of a round, beside the counts
 
     def __post_init__(self) -> None:
@@ -180,7 +180,7 @@ class HierarchicalSGD:
         laws = laws_of(self.local, len(self.groups), "group")
         both = (np.broadcast_to(v, len(seeds)).tolist() for v in (self.sync, self.grow))
         return [
-            self.line(seed, S, self.time, laws, self.server, grow)
+            self._line(seed, S, self.time, laws, self.server, grow)
             for seed, S, grow in zip(seeds, *both, strict=True)
         ]
 

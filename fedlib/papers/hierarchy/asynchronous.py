@@ -126,7 +126,7 @@ class AsyncHierarchicalSGD(HierarchicalSGD):
 
     decay: float = 0.0
 
-    line: ClassVar = staticmethod(arrivals)
+    _line: ClassVar = staticmethod(arrivals)
     noted: ClassVar = "staleness"
 
     def __post_init__(self) -> None:
