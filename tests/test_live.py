@@ -10,9 +10,10 @@ import torch
 
 from fedlib.engine import Evaluation, FederatedDataset, Model, Task, simulate
 from fedlib.errors import FedlibError
-from fedlib.lab.show import live
+from fedlib.lab.show import controls, live
+from fedlib.lab.show.controls import slider_stops
 from fedlib.lab.show.interactive import Explorer, Frame
-from fedlib.lab.show.live import Live, slider_stops
+from fedlib.lab.show.live import Live
 from fedlib.papers.fedavg import FedAvg
 from fedlib.population.participation import Full
 
@@ -137,7 +138,7 @@ def test_what_an_author_s_function_raises_is_said_and_the_figure_goes_on():
 
 
 def test_no_kernel_no_widget():
-    assert live.bundle(toy().live) == {} and toy()._repr_mimebundle_() == {}
+    assert controls.bundle(toy().live) == {} and toy()._repr_mimebundle_() == {}
 
 
 # --- trainings ------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ figure is complete on paper and where scripts do not run. Nothing of Jupyter is 
 
 from __future__ import annotations
 
-import functools
 import html
 import itertools
 import json
@@ -15,7 +14,6 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib import resources
 from typing import Any
 
 import matplotlib as mpl
@@ -23,7 +21,8 @@ import numpy as np
 from matplotlib import ticker
 
 from fedlib.errors import FedlibError
-from fedlib.lab.show import plotting
+from fedlib.lab.show import controls, plotting
+from fedlib.lab.show.controls import asset, in_words
 from fedlib.lab.show.plotting import Style
 
 Pairs = Sequence[Sequence[float]] | np.ndarray
@@ -141,7 +140,7 @@ class Explorer:
                 f"name='{self.name}' is no address; '{_slug(self.name)}' would be one."
             )
         self.addresses = {
-            label: [f"{self.name}:{_slug(label)}={_slug(_value(v))}" for v in values]
+            label: [f"{self.name}:{_slug(label)}={_slug(in_words(v))}" for v in values]
             for label, values in self.controls.items()
         }
         for label, ids in self.addresses.items():
@@ -196,7 +195,7 @@ class Explorer:
             packed.append([index, strip, store([_short(c) for c in f.cuts]), texts])
         return {
             "n": [len(v) for v in self.controls.values()],
-            "t": [[_value(v) for v in values] for values in self.controls.values()],
+            "t": [[in_words(v) for v in values] for values in self.controls.values()],
             "x": self._x,
             "y": self._y,
             "m": [[int(line), _mark(s)] for _, line, s in self._series],
@@ -287,19 +286,15 @@ class Explorer:
 
     def _setting(self) -> str:
         pairs = zip(self.controls, self.start, strict=True)
-        return ", ".join(f"{name} = {_value(v)}" for name, v in pairs)
+        return ", ".join(f"{name} = {in_words(v)}" for name, v in pairs)
 
     def _repr_mimebundle_(self, **_: object) -> dict:
-        """What a notebook with a kernel shows instead: live controls, see ``live.py``."""
-        from fedlib.lab.show import live
-
-        return live.bundle(self.live)
+        """What a notebook with a kernel shows instead: live controls, see ``controls.py``."""
+        return controls.bundle(self.live)
 
     def live(self) -> Any:
         """The same figure as a widget, whose controls take any value along their sliders."""
-        from fedlib.lab.show import live
-
-        return live.explorer(self)
+        return controls.explorer(self)
 
     def _repr_html_(self) -> str:
         """The figure as one piece of HTML that looks after itself."""
@@ -308,7 +303,7 @@ class Explorer:
         return "".join(
             [
                 f'<div class="fedx mathjax_ignore tex2jax_ignore" id="{self.name}" role="group" ',
-                f'aria-labelledby="{self.name}-t"><style>{_file("css")}</style>',
+                f'aria-labelledby="{self.name}-t"><style>{asset("css")}</style>',
                 f'<p class="fedx-t"><span id="{self.name}-t">{html.escape(self.title)}</span> ',
                 f'<a href="#{self.name}" aria-label="Link to this figure">#</a></p>',
                 self._controls(),
@@ -316,7 +311,7 @@ class Explorer:
                 f"<noscript><p>Shown: {html.escape(self._setting())}. ",
                 "The other settings need JavaScript.</p></noscript>",
                 f'<script type="application/json">{data}</script>',
-                f"<script>{_file('js').replace('NAME', self.name)}</script></div>",
+                f"<script>{asset('js').replace('NAME', self.name)}</script></div>",
             ]
         )
 
@@ -324,7 +319,7 @@ class Explorer:
         out = ['<div class="fedx-c" hidden>']
         for k, (name, values) in enumerate(self.controls.items()):
             ref, at = f"{self.name}-{k}", list(values).index(self.start[k])
-            texts = [html.escape(_value(v)) for v in values]
+            texts = [html.escape(in_words(v)) for v in values]
             ids = self.addresses[name]
             out.append(f'<div><label for="{ref}">{html.escape(name)}</label>')
             if len(values) > 2 and all(isinstance(v, (int, float)) for v in values):
@@ -579,14 +574,7 @@ def _ticks(limits: tuple[float, float], log: bool) -> list[float]:
 def _tick(v: float, log: bool) -> str:
     if log and not 0.01 <= v <= 1000 and math.isclose(v, 10.0 ** round(math.log10(v))):
         return _power(round(math.log10(v)))
-    return _value(0.0 if abs(v) < 1e-12 else v)
-
-
-def _value(v: object) -> str:
-    """A control's value or a tick in words."""
-    if isinstance(v, int):
-        return str(v).replace("-", "−")
-    return f"{v:g}".replace("-", "−") if isinstance(v, (int, float)) else str(v)
+    return in_words(0.0 if abs(v) < 1e-12 else v)
 
 
 def _slug(text: str) -> str:
@@ -656,13 +644,6 @@ def _mark(s: Style) -> str:
 
 def _short(v: float) -> float | int:
     return int(v) if float(v).is_integer() and abs(v) < 1e15 else float(v)
-
-
-@functools.cache
-def _file(kind: str) -> str:
-    """Return the style (``css``) or the script (``js``) that lies beside this file, in one line."""
-    text = resources.files("fedlib.lab.show").joinpath(f"interactive.{kind}").read_text("utf-8")
-    return "".join(line.strip() for line in text.splitlines())
 
 
 KEY = '<span><svg width="34" height="18" aria-hidden="true">'

@@ -7,16 +7,12 @@ kernel or no ipywidgets is, what stands on the page is shown instead.
 from __future__ import annotations
 
 import asyncio
-import copy
-import functools
-import html
 import signal
 import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -26,188 +22,10 @@ from fedlib.engine.evaluation import Evaluation, Measures
 from fedlib.engine.simulation import History, simulate
 from fedlib.errors import FedlibError
 from fedlib.lab.show import plotting
-from fedlib.lab.show.interactive import Explorer, Frame, Pairs, _file, _value
+from fedlib.lab.show.controls import alarm, box, bundle, framed, frozen, in_words, make_controls
+from fedlib.lab.show.interactive import Explorer, Frame, Pairs
 
-VIEW = "application/vnd.jupyter.widget-view+json"
-STEPS = 60  # values along a slider, besides those on the page
-KEPT = 4  # settings that stay as ghosts
 REDRAW = 0.2  # seconds between two drawings of a training
-GO = """<script>if(!window.fedx){window.fedx=1;addEventListener("click",e=>{
-const a=e.target.closest("a[href*='#']"),h=a?decodeURIComponent(a.hash).slice(1):"",
-t=h.includes(":")&&document.querySelector(".fedx-go-"+CSS.escape(h.split(":")[0])+" input");
-if(!t)return;e.preventDefault();e.stopPropagation();t.value=h;
-t.dispatchEvent(new Event("input",{bubbles:true}));
-t.closest(".fedx-live").scrollIntoView({block:"nearest"})},true);
-const say=e=>{const h=e.target.closest(".fedx-live .noUi-handle");
-if(h)for(const[name,part]of[["label","label"],["valuetext","readout"]])
-h.setAttribute("aria-"+name,h.closest(".widget-inline-hbox").querySelector(".widget-"+part).textContent)};
-addEventListener("focusin",say);addEventListener("keyup",say)}</script>"""
-
-
-def bundle(widget: Callable[[], Any]) -> dict:
-    """Return a widget's display data, or nothing where no kernel or no ipywidgets runs."""
-    try:
-        import ipywidgets  # noqa: F401
-        from IPython import get_ipython
-    except ImportError:
-        return {}
-    if getattr(get_ipython(), "kernel", None) is None:
-        return {}
-    return {VIEW: {"version_major": 2, "version_minor": 0, "model_id": widget().model_id}}
-
-
-def frozen(function: Callable) -> Callable:
-    """Return a function that keeps the names of its notebook as they are now.
-
-    A later cell may give ``w`` or ``step`` another meaning; a figure above it goes on with its own.
-    Functions that it calls are kept too; methods of classes, and what is changed in place, are not.
-    """
-    if not isinstance(function, FunctionType):
-        return function
-    old, names = function.__globals__, dict(function.__globals__)
-
-    def rebound(one: FunctionType) -> FunctionType:
-        new = FunctionType(one.__code__, names, one.__name__, one.__defaults__, one.__closure__)
-        new.__kwdefaults__ = one.__kwdefaults__
-        return new
-
-    for name, value in old.items():
-        if isinstance(value, FunctionType) and value.__globals__ is old:
-            names[name] = rebound(value)
-    return rebound(function)
-
-
-# --- controls -------------------------------------------------------------------------------------
-
-
-def slider_stops(values: Sequence[float]) -> list:
-    """Return values of a slider from the smallest to the largest of the given ones.
-
-    The given ones are among them and whole numbers stay whole. Steps are equal, or equal factors
-    where the range is a decade or more.
-    """
-    low, high = min(values), max(values)
-    space = np.geomspace if low > 0 and high >= 10 * low else np.linspace
-    whole = all(isinstance(v, int) for v in values)
-    steps = {round(v) if whole else float(f"{v:.3g}") for v in space(low, high, STEPS).tolist()}
-    new = {v for v in steps if low < v < high and not np.isclose(v, values, rtol=1e-3).any()}
-    return sorted(new | {*values})
-
-
-def _control(label: str, values: Sequence, start: object, free: bool) -> Any:
-    """Return a slider along numbers, or a list to choose from."""
-    import ipywidgets as widgets
-
-    numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
-    slides = len(numbers) == len(values) > 2
-    if slides:
-        label = f"{label} ({_value(min(values))} to {_value(max(values))})"
-    steps = slider_stops(values) if slides and free else list(values)
-    kind = widgets.SelectionSlider if slides else widgets.Dropdown
-    return kind(
-        options=[(_value(v), v) for v in steps],
-        value=start,
-        description=label,
-        style={"description_width": "initial"},
-        layout={"width": "min(36rem, 98%)"},
-    )
-
-
-def _controls(controls: Mapping[str, Sequence], start: Sequence, free: bool) -> list:
-    pairs = zip(controls.items(), start, strict=True)
-    return [_control(label, values, first, free) for (label, values), first in pairs]
-
-
-def _framed(title: str, parts: Sequence[str]) -> str:
-    """Return a picture in the frame that it has on the page."""
-    head = f'<p class="fedx-t">{html.escape(title)}</p>'
-    return f'<div class="fedx"><style>{_file("css")}</style>{head}{"".join(parts)}</div>'
-
-
-def _alarm(error: Exception) -> str:
-    """Return an error as a line for people."""
-    kind = "" if isinstance(error, FedlibError) else f"{type(error).__name__}: "
-    return f'<p role="alert"><b>{html.escape(kind + str(error))}</b></p>'
-
-
-def _box(*parts: Any) -> Any:
-    """Put widgets below each other, with the script that follows links and names the sliders."""
-    import ipywidgets as widgets
-
-    script = {"output_type": "display_data", "data": {"text/html": GO}, "metadata": {}}
-    return widgets.VBox([*parts, widgets.Output(outputs=(script,))]).add_class("fedx-live")
-
-
-# --- explorers ------------------------------------------------------------------------------------
-
-
-def explorer(figure: Explorer) -> Any:
-    """Return an explorer's widget.
-
-    Parameters
-    ----------
-    figure
-        If it is ``free`` and its frames are a function, its sliders take any value.
-    """
-    import ipywidgets as widgets
-
-    figure = copy.copy(figure)
-    if callable(figure.frames):
-        figure.frames = functools.lru_cache(8)(frozen(figure.frames))
-    sliders = _controls(figure.controls, figure.start, figure.free and callable(figure.frames))
-    picture, problem = widgets.HTML(), widgets.HTML()
-    kept: list[tuple] = []
-    shown = [figure.start]
-
-    moving: list[bool] = []
-
-    def draw(*_: object) -> None:
-        if moving:
-            return
-        values = tuple(slider.value for slider in sliders)
-        try:
-            ghosts = [figure.lines(*v) for v in dict.fromkeys([*kept, *shown]) if v != values]
-            picture.value = _framed(figure.title, figure.picture(values, "".join(ghosts)))
-            shown[:], problem.value = [values], ""
-        except Exception as error:  # what an author's function raises at this setting
-            problem.value = _alarm(error)
-
-    def move(values: Sequence) -> None:
-        """Set all sliders, and draw once."""
-        moving.append(True)
-        for slider, value in zip(sliders, values, strict=True):
-            slider.value = value
-        moving.clear()
-        draw()
-
-    def back(*_: object) -> None:
-        kept.clear()
-        shown[:] = [figure.start]
-        move(figure.start)
-
-    def follow(change: Mapping) -> None:
-        """Set what a link asks for; the same link may ask again."""
-        if not change["new"]:
-            return
-        wanted = [slider.value for slider in sliders]
-        asked = {f"{figure.name}:{part}" for part in change["new"].partition(":")[2].split("&")}
-        for k, (label, values) in enumerate(figure.controls.items()):
-            for value, place in zip(values, figure.addresses[label], strict=True):
-                if place in asked:
-                    wanted[k] = value
-        move(wanted)
-        address.value = ""
-
-    for slider in sliders:
-        slider.observe(draw, "value")
-    keep = widgets.Button(description="Keep these lines", icon="thumb-tack")
-    keep.on_click(lambda _: kept.__setitem__(slice(None), [*kept, *shown][-KEPT:]))
-    again = widgets.Button(description="Start again", icon="undo")
-    again.on_click(back)
-    address = widgets.Text(layout={"display": "none"}).add_class(f"fedx-go-{figure.name}")
-    address.observe(follow, "value")
-    draw()
-    return _box(*sliders, picture, problem, widgets.HBox([keep, again, address]))
 
 
 # --- trainings ------------------------------------------------------------------------------------
@@ -404,13 +222,13 @@ class Live:
             },
             strip_label="",
         )
-        return _framed(self.title, figure.picture(()))
+        return framed(self.title, figure.picture(()))
 
     _strip: Any = None
 
     def _said(self, values: Sequence) -> str:
         pairs = zip(self.controls, values, strict=True)
-        return ", ".join(f"{label} = {_value(v)}" for label, v in pairs)
+        return ", ".join(f"{label} = {in_words(v)}" for label, v in pairs)
 
     def _first(self) -> None:
         """Train once as the panel starts, unless it has been trained."""
@@ -437,7 +255,7 @@ class Live:
         import ipywidgets as widgets
 
         self._first()
-        sliders = _controls(self.controls, self.start, free=True)
+        sliders = make_controls(self.controls, self.start, free=True)
         picture, words = widgets.HTML(), widgets.HTML()
         bar = widgets.IntProgress(description="Rounds")
         train = widgets.Button(description="Train", icon="play", button_style="primary")
@@ -463,7 +281,7 @@ class Live:
             except Exception as error:  # a picture that cannot be drawn
                 self.run.error = self.run.error or error
             if self.run.error is not None:
-                words.value = _alarm(self.run.error)
+                words.value = alarm(self.run.error)
             train.disabled, pause.disabled, stop.disabled = False, True, True
 
         def begin(_: object) -> None:
@@ -485,7 +303,7 @@ class Live:
         pause.on_click(hold)
         stop.on_click(lambda _: self.run.stop())
         show(last=True)
-        return _box(*sliders, widgets.HBox([train, pause, stop, bar, words]), picture)
+        return box(*sliders, widgets.HBox([train, pause, stop, bar, words]), picture)
 
 
 _PANELS: weakref.WeakSet[Live] = weakref.WeakSet()
