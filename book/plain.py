@@ -6,6 +6,7 @@ solutions fold, equations carry their number, and references are names with link
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable
@@ -38,8 +39,9 @@ class Places:
             if match := LABEL.match(line):
                 label = match[1]
                 self.pages[label], self.words[label] = page, label
-            elif label and (match := HEADING.match(line)):
-                self.words[label], label = match[1], ""
+            elif label and line.strip():
+                match = HEADING.match(line)
+                self.words[label], label = match[1] if match else label, ""
             elif match := BOX.match(line):
                 kind = match[2].rpartition(":")[2]
                 count[kind] += kind != "solution"
@@ -96,9 +98,9 @@ def _lines(lines: list[str], page: str, places: Places) -> list[str]:
 
 def _box(kind: str, title: str, body: list[str], page: str, places: Places) -> list[str]:
     """Return a directive as a block quote, or as something to unfold."""
-    options = [line for line in body if re.match(r":[\w-]+:", line)]
+    options = list(itertools.takewhile(re.compile(r":[\w-]+:").match, body))
     label = next((o.split(":", 2)[2].strip() for o in options if o.startswith(":label:")), "")
-    inner = _lines([line for line in body if line not in options], page, places)
+    inner = _lines(body[len(options) :], page, places)
     inner = "\n".join(inner).strip("\n").splitlines()
     if kind in ("solution", "dropdown") or any("dropdown" in o for o in options):
         name = {"solution": "Solution", "prf:proof": "Proof"}.get(kind, title or "More")
@@ -118,7 +120,9 @@ def _role(role: str, text: str, page: str, places: Places) -> str:
         return f"`{words or label.removeprefix('~')}`"
     if role.startswith("cite"):
         found = [places.cited.get(key.strip(), key) for key in label.split(",")]
-        return ", ".join(found) if role == "cite:t" else "(" + "; ".join(found) + ")"
+        if role == "cite:t":
+            return ", ".join(found)
+        return "(" + "; ".join(re.sub(r" \((\d+)\)$", r", \1", one) for one in found) + ")"
     return places.link(label, words or places.words.get(label, label), page)
 
 

@@ -199,17 +199,22 @@ def chromium(program: str | None = None) -> Iterator[Browser]:
             yield browser
             browser.socket.close()
         finally:
-            process.terminate()
-            try:
-                process.wait(10)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            end(process)
+
+
+def end(process: subprocess.Popen) -> None:
+    """Ask a process to stop, and stop it if it does not."""
+    process.terminate()
+    try:
+        process.wait(10)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def _address(port_file: Path, process: subprocess.Popen, patience: float = 60) -> str:
-    end = time.monotonic() + patience
-    while time.monotonic() < end:
+    over = time.monotonic() + patience
+    while time.monotonic() < over:
         if process.poll() is not None:
             raise RuntimeError(f"Chromium ended at once with status {process.returncode}")
         lines = port_file.read_text().split() if port_file.exists() else []

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from browser import Browser, Page
+from browser import Browser, Page, end
 
 OPTIONS = (
     "--no-browser",
@@ -41,8 +41,8 @@ class Notebook:
 
     def until(self, script: str, patience: float = 60) -> object:
         """Return the value of a JavaScript expression as soon as it is true."""
-        end, wrong = time.monotonic() + patience, None
-        while time.monotonic() < end:
+        over, wrong = time.monotonic() + patience, None
+        while time.monotonic() < over:
             try:
                 if value := self.page.evaluate(script):
                     return value
@@ -88,17 +88,12 @@ def lab(folder: Path, environment: dict[str, str] | None = None) -> Iterator[str
             try:
                 yield _address(Path(home, "RUNTIME"), process, Path(log.name))
             finally:
-                process.terminate()
-                try:
-                    process.wait(10)
-                except subprocess.TimeoutExpired:
-                    process.kill()
-                    process.wait()
+                end(process)
 
 
 def _address(runtime: Path, process: subprocess.Popen, log: Path, patience: float = 60) -> str:
-    end = time.monotonic() + patience
-    while time.monotonic() < end:
+    over = time.monotonic() + patience
+    while time.monotonic() < over:
         if process.poll() is not None:
             raise RuntimeError(f"JupyterLab ended at once: {log.read_text('utf-8')[-2000:]}")
         for page in runtime.glob("jpserver-*.json"):

@@ -62,10 +62,16 @@ def test_a_chapter_reads_runs_and_answers(chapter, address, chromium):
         if cell.cell_type == "markdown":
             raw = RAW.search(notebook.until(f"{node}.innerText", 20))
             assert not raw, f"cell {number}: {raw[0]}"
-        elif "hide-cell" in cell.metadata.get("tags", []):
-            height = f"{node}.querySelector('.cm-content')?.offsetHeight"
-            assert not notebook.page.evaluate(height), f"cell {number} stands open"
-    assert not notebook.page.evaluate("document.querySelector('.jp-Notebook details[open]') && 1")
+        else:
+            height = notebook.page.evaluate(f"{node}.querySelector('.cm-content')?.offsetHeight")
+            folded = "source_hidden" in cell.metadata.get("jupyter", {})
+            assert folded == (not height), f"cell {number}: folded {folded}, height {height}"
+    folds, opened_ = (
+        notebook.page.evaluate(f"document.querySelectorAll('.jp-Notebook details{which}').length")
+        for which in ("", "[open]")
+    )
+    written = path.read_text("utf-8").count(":class: dropdown")
+    assert not opened_ and folds >= written
     notebook.until(f"{PANEL} && 1", 20)
     assert not notebook.page.evaluate(OVERLAPS)
     slides(notebook)

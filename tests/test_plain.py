@@ -29,7 +29,7 @@ def places():
          "[Theorem 1](../../notebooks/01_a/1_y.ipynb#old), "
          "[that one](../../notebooks/01_a/1_y.ipynb#old)"),
         ("{ref}`GFA-E5`, {func}`~fedlib.engine.mix`", "An entry, `fedlib.engine.mix`"),
-        ("{cite:t}`hsu2019` {cite:p}`hsu2019`", "Hsu et al. (2019) (Hsu et al. (2019))"),
+        ("{cite:t}`hsu2019` {cite:p}`hsu2019`", "Hsu et al. (2019) (Hsu et al., 2019)"),
         (":::{prf:theorem} Bound\n:label: old\n\nIt is\n\n* small\n:::",
          '<a id="old"></a>\n\n> **Theorem 1 (Bound).**\n>\n> It is\n>\n> * small'),
         (":::{solution} ex\n:class: dropdown\n\nSee {eq}`first`.\n:::",

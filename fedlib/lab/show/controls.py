@@ -7,7 +7,7 @@ import functools
 import html
 from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Any
 
 import numpy as np
@@ -49,17 +49,24 @@ def frozen(function: Callable) -> Callable:
     """
     if not isinstance(function, FunctionType):
         return function
-    old, names = function.__globals__, dict(function.__globals__)
+    old, names = function.__globals__, {}
 
     def rebound(one: FunctionType) -> FunctionType:
         new = FunctionType(one.__code__, names, one.__name__, one.__defaults__, one.__closure__)
         new.__kwdefaults__ = one.__kwdefaults__
+        for name in _names(one.__code__) & old.keys() - names.keys():
+            value = names[name] = old[name]
+            if isinstance(value, FunctionType) and value.__globals__ is old:
+                names[name] = rebound(value)
         return new
 
-    for name, value in old.items():
-        if isinstance(value, FunctionType) and value.__globals__ is old:
-            names[name] = rebound(value)
     return rebound(function)
+
+
+def _names(code: CodeType) -> set[str]:
+    """Return the names that a piece of code asks for, with those of the functions inside it."""
+    inside = [_names(const) for const in code.co_consts if isinstance(const, CodeType)]
+    return {*code.co_names}.union(*inside)
 
 
 # --- controls -------------------------------------------------------------------------------------
@@ -144,7 +151,6 @@ def explorer(figure: Any) -> Any:
     picture, problem = widgets.HTML(), widgets.HTML()
     kept: list[tuple] = []
     shown = [figure.start]
-
     moving: list[bool] = []
 
     def draw(*_: object) -> None:

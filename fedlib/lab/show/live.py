@@ -121,6 +121,8 @@ class Live:
         self.ylabel = ylabel or f"{metric}, {split}"
         self.before: PanelRun | None = None
         self.run: PanelRun | None = None
+        self._strip: Any = None
+        self._widget: Any = None
         _PANELS.add(self)
 
     @property
@@ -224,8 +226,6 @@ class Live:
         )
         return framed(self.title, figure.picture(()))
 
-    _strip: Any = None
-
     def _said(self, values: Sequence) -> str:
         pairs = zip(self.controls, values, strict=True)
         return ", ".join(f"{label} = {in_words(v)}" for label, v in pairs)
@@ -251,10 +251,15 @@ class Live:
     # --- widget -----------------------------------------------------------------------------------
 
     def widget(self) -> Any:
-        """Return the panel."""
+        """Return the panel: one, wherever it is shown."""
+        if self._widget is None:
+            self._first()
+            self._widget = self._made()
+        return self._widget
+
+    def _made(self) -> Any:
         import ipywidgets as widgets
 
-        self._first()
         sliders = make_controls(self.controls, self.start, free=True)
         picture, words = widgets.HTML(), widgets.HTML()
         bar = widgets.IntProgress(description="Rounds")
