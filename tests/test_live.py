@@ -1,5 +1,7 @@
 """Explorers and trainings as widgets: what their controls do, held against the plain calls."""
 
+import subprocess
+import sys
 import threading
 import time
 
@@ -280,6 +282,14 @@ def test_a_figure_goes_on_with_the_names_of_its_moment():
     names["slope"] = 3.0
     assert names["f"](1) == [3.0, 3.0] and kept(1) == [2.0, 2.0]
     assert "unused" not in kept.__globals__
+
+
+def test_a_frozen_function_makes_tensors():
+    """The first tensor of a process imports, by the builtins of whoever asks for it."""
+    code = "import torch\nfrom fedlib.lab.show.controls import frozen\n"
+    code += "def make(x):\n    return torch.tensor([max(x, 0.1)])\nprint(frozen(make)(0.5).item())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "0.5", done.stderr
 
 
 def test_a_control_without_values():

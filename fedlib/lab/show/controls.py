@@ -49,7 +49,8 @@ def frozen(function: Callable) -> Callable:
     """
     if not isinstance(function, FunctionType):
         return function
-    old, names = function.__globals__, {}
+    old = function.__globals__
+    names = {name: value for name, value in old.items() if name.startswith("__")}  # to import by
 
     def rebound(one: FunctionType) -> FunctionType:
         new = FunctionType(one.__code__, names, one.__name__, one.__defaults__, one.__closure__)
