@@ -28,6 +28,7 @@ from fedlib.lab.job import Job
 from fedlib.lab.studies import participation as study
 from fedlib.lab.trials import CLIENTS, TASKS
 from fedlib.papers.personalization import Mixing
+from fedlib.papers.personalization.others import Everyone
 from fedlib.population.participation import Independent
 
 _setup_privateuseone_for_python_backend("pretend")
@@ -128,6 +129,9 @@ def test_every_algorithm_of_every_paper_has_a_trial():
         for _, kind in inspect.getmembers(importlib.import_module(module.name), inspect.isclass):
             if dataclasses.is_dataclass(kind) and hasattr(kind, "init") and hasattr(kind, "round"):
                 there.add(kind)
+    shared = {kind for kind in there if getattr(kind, "trained", None) is Everyone.trained}
+    assert {kind.__name__ for kind in shared} == {"Everyone", "Forgetful", "Keeping"}
+    there -= shared  # of these a method is made, by adding what is trained
     assert there == tried and len(there) >= 7
 
 
