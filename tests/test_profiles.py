@@ -20,6 +20,7 @@ from fedlib.datasets.owned import OwnedDataset, Owners
 from fedlib.engine import models
 from fedlib.lab.evidence import catalogue, tuning
 from fedlib.lab.job import Job
+from fedlib.lab.studies import shared
 from fedlib.lab.studies import vertical as columnwise
 from fedlib.papers.vertical import Columns
 
@@ -121,7 +122,7 @@ def test_one_round_of_every_experiment_of_every_profile(paper, name, profile, mo
     if "tuned" in asked:
         asked = tuning.apply(asked, {run["run"]: 1e-3 for run in asked["runs"]})
     monkeypatch.setattr(tuning, "MOST", 1)  # values of a grid
-    monkeypatch.setattr(models, "resnet18", models.normed_cnn)  # whole ones: see test_models
+    monkeypatch.setitem(shared.FITTED, "resnet18", models.normed_cnn)  # whole ones: see test_models
     same = json.dumps(asked, sort_keys=True)  # two profiles often differ by what is short here
     if same not in MADE:
         MADE[same] = tuning.study(settings["kind"])(Job(asked, (1,), progress=False)).frame
