@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -56,9 +56,9 @@ class Step:
     scores: np.ndarray
     reads: np.ndarray
     w: np.ndarray  # the dominator's own block as it was read
-    missing: int
     theta: float = 0.0
     place: int = -1  # in the order in which ϑ is formed
+    there: set = field(default_factory=set)  # whose own terms are in, and which sums
 
 
 class Plain:
@@ -91,20 +91,48 @@ class Plain:
             return
         i, delays, masks = self.drawn(a)
         q, me = self.setup.problem.q, self.parties[a]
-        step = Step(a, self.started, i, delays, masks, np.zeros(q), np.zeros(q, np.int64), me.w, q)
+        step = Step(a, self.started, i, delays, masks, np.zeros(q), np.zeros(q, np.int64), me.w)
         self.own[a] += 1
         self.left[self.started] = self.setup.updates
         self.started += 1
         for l in range(q):
             if l != a:
                 self.send(step, l, leg=0)
-        self.after(self.setup.cost[a], self.gather, step, a, me.score(i), me.version)
+        step.scores[a], step.reads[a] = me.score(i), me.version
+        self.after(self.setup.cost[a], self.gather, step, 0, a, "own term")
+        if self.setup.trees:
+            self.gather(step, 1, a, "own term")
 
-    def gather(self, step, l, score, version):
-        step.scores[l], step.reads[l] = score, version
-        step.missing -= 1
-        if step.missing:
+    def gather(self, step, tree, l, term):
+        """A term is in: party l's own, or the sum that another party has sent."""
+        a, q = step.dominator, self.setup.problem.q
+        step.there.add((tree, l, term))
+        needed = {(tree, l, "own term")} | {
+            (tree, l, j) for j in range(q) if j != a and self.receiver(tree, a, j) == l
+        }
+        if not needed <= step.there:
             return
+        if l != a:
+            hop, to = step.delays[l, 3 if tree else 1], self.receiver(tree, a, l)
+            self.after(hop, self.gather, step, tree, to, l)
+            return
+        step.there.add(tree)
+        if step.there >= ({0, 1} if self.setup.trees else {0}):
+            self.formed_by(step)
+
+    def receiver(self, tree, a, l):
+        """Whom party l sends its sum to: found in the nested tuples, from the root down."""
+        if self.setup.trees is None:
+            return a
+        seats = [a, *(p for p in range(self.setup.problem.q) if p != a)]
+        seat, node, host = seats.index(l) + 1, self.setup.trees[tree], 1
+        while host != seat:
+            above = host
+            node = next(child for child in node if seat in flat(child))
+            host = min(flat(node))
+        return seats[above - 1]
+
+    def formed_by(self, step):
         a, problem = step.dominator, self.setup.problem
         z = (step.scores + step.masks).sum() - step.masks.sum()
         step.theta, step.place = float(problem.theta(z, problem.y[step.i])), self.formed
@@ -125,9 +153,12 @@ class Plain:
     # a collaborator's threads
 
     def arrive(self, step, l, leg):
+        if leg == 0 and self.setup.trees:
+            self.gather(step, 1, l, "own term")
         if leg == 0 and self.setup.prompt:
-            me, time = self.parties[l], self.setup.cost[l] + step.delays[l, 1]
-            self.after(time, self.gather, step, l, me.score(step.i), me.version)
+            me = self.parties[l]
+            step.scores[l], step.reads[l] = me.score(step.i), me.version
+            self.after(self.setup.cost[l], self.gather, step, 0, l, "own term")
         else:
             self.inbox[l].append((step, leg))
             self.serve(l)
@@ -138,14 +169,15 @@ class Plain:
             self.busy[l] += 1
             me, cost = self.parties[l], self.setup.cost[l]
             if leg == 0:
-                self.after(cost, self.answer, step, l, me.score(step.i), me.version)
+                step.scores[l], step.reads[l] = me.score(step.i), me.version
+                self.after(cost, self.answer, step, l)
             else:
                 label = self.label(step, l, me.version)
                 v = me.estimate(step.theta, step.i, me.w)
                 self.after(cost, self.collaborate, step, l, label, v, me.w)
 
-    def answer(self, step, l, score, version):
-        self.after(step.delays[l, 1], self.gather, step, l, score, version)
+    def answer(self, step, l):
+        self.gather(step, 0, l, "own term")
         self.done(l)
 
     def collaborate(self, step, l, label, v, w):
@@ -262,9 +294,22 @@ class Rounds(Plain):
     def duration(self, active):
         cost, k, gather, update = self.setup.cost, self.setup.threads, 0.0, 0.0
         for a in active:
-            for l, (request, answer, backward) in enumerate(self.drawn(a)[1]):
-                foreign = len(active) - (l in active)
-                work = cost[l] * (1 if l == a else math.ceil(foreign / k))
-                gather = max(gather, request + work + answer)
-                update = max(update, backward + work)
+            delays = self.drawn(a)[1]
+            work = [
+                cost[l] * (1 if l == a else math.ceil((len(active) - (l in active)) / k))
+                for l in range(len(cost))
+            ]
+            gather = max(gather, self.at(a, a, 0, delays[:, 0] + work, delays[:, 1]))
+            if self.setup.trees:
+                gather = max(gather, self.at(a, a, 1, delays[:, 0], delays[:, 3]))
+            update = max(update, *(delays[:, 2] + work))
         return gather + update
+
+    def at(self, a, l, tree, ready, hop):
+        """When party l has the sum of all below it."""
+        below = [j for j in range(len(ready)) if j != a and self.receiver(tree, a, j) == l]
+        return max([ready[l], *(self.at(a, j, tree, ready, hop) + hop[j] for j in below)])
+
+
+def flat(tree):
+    return [leaf for child in tree for leaf in flat(child)] if isinstance(tree, tuple) else [tree]

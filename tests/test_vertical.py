@@ -27,6 +27,7 @@ from fedlib.papers.vertical import (
 )
 from fedlib.papers.vertical.compiled import Simulation
 from fedlib.papers.vertical.runs import Row
+from fedlib.papers.vertical.secure import log_depth
 from fedlib.papers.vertical.setup import Draws, Setup
 from fedlib.population.delays import Deterministic, ShiftedExponential
 
@@ -321,9 +322,9 @@ def test_waiting_changes_nothing_with_one_active_party(method):
 @pytest.mark.parametrize("regulariser", ["l2", "nonconvex"])
 def test_rounds_by_hand_and_compiled(method, regulariser):
     """m steps from one w, with SVRG and SGD as a formula; and the compiled rounds as the plain."""
-    for x in (X, sparse.csr_array(X)):
+    for x, trees in ((X, None), (sparse.csr_array(X), log_depth(Q))):
         task = problem("logistic", regulariser, x=x)
-        told = dict(steps=47, inner=20, active=3, threads=2, delays=RANDOM, every=0.3)
+        told = dict(steps=47, inner=20, active=3, threads=2, delays=RANDOM, every=0.3, trees=trees)
         a, b = plain(task, method, 0.1, rounds=True, **told), synchronous(task, method, 0.1, **told)
         assert np.allclose(a.w, b.w, rtol=0, atol=1e-13)
         assert np.allclose(a.messages.theta, b.messages.theta, rtol=0, atol=1e-13)

@@ -7,8 +7,10 @@ import pytest
 from plain_vertical import Plain, Uniform, plain
 from scipy import sparse
 
-from fedlib.papers.vertical import Problem, simulate_parties, split_features
+from fedlib.errors import FedlibError
+from fedlib.papers.vertical import Problem, simulate_parties, split_features, synchronous
 from fedlib.papers.vertical.compiled import Simulation
+from fedlib.papers.vertical.secure import FIGURE_5, chains, log_depth
 from fedlib.papers.vertical.setup import CHUNK, Draws, Setup
 from fedlib.population.delays import Deterministic, Recorded, ShiftedExponential
 
@@ -171,6 +173,8 @@ def test_compiled_is_plain_event_by_event(method, x, regulariser, table):
         dict(active=4, threads=1, delays=LAWS["mixed"], table=table, bound=2),
         dict(active=2, delays=RANDOM, table=table, backward=False),
         dict(active=2, delays=RANDOM, table=table, prompt=True),
+        dict(active=3, delays=RANDOM, table=table, trees=log_depth(Q)),
+        dict(active=[2], delays=LAWS["mixed"], table=table, trees=FIGURE_5, prompt=True),
     ):
         a, b = (run(task, method, 0.15, **told, **more) for run in (plain, simulate_parties))
         same(a, b)
@@ -262,6 +266,35 @@ def test_a_slow_party_holds_up_the_dominators_but_its_inbox_stays_short():
     tau2 = run.log.staleness()[1]
     late = len(tau2) // 2
     assert tau2[late:].max() <= 2 * tau2[:late].max() < 60
+
+
+@pytest.mark.parametrize("q", [2, 4, 8])
+def test_a_sum_takes_as_many_hops_as_its_deeper_tree(q):
+    """A request, and then up: log₂ q levels, or from the last party to the first, one by one."""
+    task, told = problem(RNG.standard_normal((N, 8)), q), dict(steps=20, compute=0.0)
+    told |= dict(delays=Deterministic(3.0), active=[q - 1])
+    for trees, hops in ((None, 1), (log_depth(q), np.log2(q)), (chains(q), q - 1)):
+        run = simulate_parties(task, "sgd", 0.1, trees=trees, **told)
+        assert run.messages.time[-1] == 20 * 3 * (1 + hops)
+        run = synchronous(task, "sgd", 0.1, trees=trees, **told)
+        assert run.rows[-1].time == 20 * 3 * (1 + hops + 1)  # and back, before the next round
+        run = simulate_parties(task, "svrg", 0.1, trees=trees, **told)
+        assert run.messages.time[0] == 3 * (hops + 1) + 3 * (1 + hops)  # the pass comes first
+
+
+def test_a_mask_waits_for_nothing_and_a_sum_of_scores_for_the_slowest_below():
+    told = dict(steps=1, delays=Deterministic(1.0), trees=FIGURE_5, prompt=True)
+    for slow, time in ((1, 1 + 90 + 1), (2, 1 + 90 + 1), (3, 1 + 90 + 2)):  # 4 sends to 3, 3 to 1
+        compute = np.where(np.arange(4) == slow, 90.0, 0.0)
+        run = simulate_parties(problem(X[:, :4]), "sgd", 0.1, compute=compute, **told)
+        assert run.messages.time.tolist() == [time]
+    run = simulate_parties(problem(X[:, :4]), "sgd", 0.1, compute=0.0, **told)
+    assert run.messages.time.tolist() == [3]
+
+
+def test_trees_are_for_all_parties():
+    with pytest.raises(FedlibError, match="Trees for 3 parties; there are 4"):
+        simulate_parties(problem(), "sgd", 0.1, steps=1, trees=log_depth(3))
 
 
 def test_dominators_take_turns_as_fast_as_they_are():

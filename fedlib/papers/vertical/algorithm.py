@@ -10,9 +10,13 @@ Nothing runs in parallel here, and no time is measured. Events happen one after 
 The model:
 
 - reading or updating its block costs party ``l`` the time ``compute[l] · d_l``;
-- a message between a dominator and party ``l`` takes a time drawn from ``delays[l]``. A step has
-  three: the request with ``i``, the score on its way back, ``(ϑ, i)``. Messages from one sender to
-  one receiver arrive in the order sent, as over TCP or MPI, unless ``ordered=False``;
+- a message to or from party ``l`` takes a time drawn from ``delays[l]``. A step has three a party:
+  the request with ``i``, the score on its way back, ``(ϑ, i)``. Messages from one sender to one
+  receiver arrive in the order sent, as over TCP or MPI, unless ``ordered=False``;
+- with ``trees`` scores and masks travel as in Algorithm 1: up two trees, where a party sends its
+  sum on when its own term and those of all parties below it are there, and each hop takes the time
+  of a message of its sender. A mask is there as soon as the request is. Without trees everybody
+  sends to the dominator;
 - what arrives at a party waits in its inbox, first come first served, for one of ``threads``
   collaborator threads; requests wait in turn, too, unless ``prompt=True``. A dominator has a
   thread of its own for its steps;
@@ -35,6 +39,7 @@ from fedlib.errors import unknown
 from fedlib.papers.vertical.compiled import Simulation
 from fedlib.papers.vertical.problem import Problem
 from fedlib.papers.vertical.runs import Row, Run
+from fedlib.papers.vertical.secure import Trees
 from fedlib.papers.vertical.setup import Draws, Setup, at_least, total_steps
 from fedlib.population.delays import Deterministic, Law
 
@@ -54,6 +59,7 @@ def simulate_parties(
     bound: int | None = None,
     ordered: bool = True,
     prompt: bool = False,
+    trees: Trees | None = None,
     inner: int | None = None,
     table: str | None = None,
     mask: float = 0.0,
@@ -95,6 +101,9 @@ def simulate_parties(
         Whether a party answers requests for its score at once, whatever its threads are at,
         instead of in turn. The inboxes of slow parties may then grow without end; ``bound`` stops
         that.
+    trees
+        The two trees of Algorithm 1, such as ``secure.log_depth(q)``, on the clock: seat 1 is the
+        dominator's. None: scores go straight to the dominator.
     inner
         Dominated steps between two snapshots of SVRG; None is n.
     table
@@ -129,7 +138,7 @@ def simulate_parties(
     total = total_steps(problem.n, epochs, steps)
     setup = Setup(
         problem, method, lr, active, threads, compute, delays, bound, ordered, table, mask,
-        backward, seed, start, total, log, prompt,
+        backward, seed, start, total, log, prompt, trees,
     )  # fmt: skip
     return drive(Simulation(setup, Draws(setup)), inner, every, keep)
 

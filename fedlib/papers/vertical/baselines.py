@@ -22,6 +22,7 @@ from fedlib.papers.vertical.algorithm import drive, simulate_parties
 from fedlib.papers.vertical.compiled import Rounds
 from fedlib.papers.vertical.problem import Problem
 from fedlib.papers.vertical.runs import Run
+from fedlib.papers.vertical.secure import Trees
 from fedlib.papers.vertical.setup import Draws, Setup, total_steps
 from fedlib.population.delays import Deterministic, Law
 
@@ -115,6 +116,7 @@ def synchronous(
     threads: int | None = None,
     compute: float | Sequence[float] = 1.0,
     delays: Law | Sequence[Law] = Deterministic(0.0),  # noqa: B008, a frozen value
+    trees: Trees | None = None,
     inner: int | None = None,
     table: str | None = None,
     every: float = 1.0,
@@ -134,7 +136,7 @@ def synchronous(
         max_{a,l} (request + p_l cost_l + answer)  +  max_{a,l} (backward + p_l cost_l)
 
     with ``p_l = ⌈(steps of others at l) / k⌉``, and 1 for a dominator's own step, for which it has
-    a thread of its own.
+    a thread of its own. With ``trees`` the first half ends when both sums are at every root.
 
     Parameters
     ----------
@@ -151,6 +153,6 @@ def synchronous(
     total = total_steps(problem.n, epochs, steps)
     setup = Setup(
         problem, method, lr, active, threads, compute, delays, table=table, seed=seed, start=start,
-        steps=total, log=False,
+        steps=total, log=False, trees=trees,
     )  # fmt: skip
     return drive(Rounds(setup, Draws(setup)), inner, every)

@@ -14,6 +14,7 @@ from fedlib.engine.checks import check_whole_number
 from fedlib.engine.rng import stream
 from fedlib.errors import FedlibError, unknown
 from fedlib.papers.vertical.problem import Problem
+from fedlib.papers.vertical.secure import Trees, check_trees, seats, sends
 from fedlib.population.delays import Deterministic, Law, check_law
 
 METHODS = ("sgd", "svrg", "saga")
@@ -43,6 +44,7 @@ class Setup:
     steps: int = 0  # dominated ones, in all
     log: bool = True
     prompt: bool = False
+    trees: Trees | None = None
 
     def __post_init__(self) -> None:
         q = self.problem.q
@@ -64,6 +66,8 @@ class Setup:
                 f"Masks as wide as {self.mask:g} wash the sum out: with {q} parties float64 loses "
                 f"up to {lost:.1g}. Take narrower masks, or whole numbers modulo 2⁶⁴."
             )
+        if self.trees is not None and check_trees(self.trees) != q:
+            raise FedlibError(f"Trees for {check_trees(self.trees)} parties; there are {q}.")
         check_law("delays", self.delays)
         times = np.array([at_least("compute", c, 0) for c in np.atleast_1d(self.compute)])
         if len(times) not in (1, q):
@@ -102,15 +106,40 @@ class Setup:
     def pass_time(self, number: int) -> float:
         """Return how long the pass takes in which every party learns all n values of ϑ.
 
-        Scores of all samples go to the first active party and its n values come back, in one
-        message each; then every party forms its full gradient or table. Threads share the rows.
+        Scores of all samples go to the first active party, and its n values come back, in one
+        message a hop; then every party forms its full gradient or table. Threads share the rows.
         """
         work = self.problem.n * self.cost / self.threads
+        above, upward = self.routes()
         legs = np.array([
-            law.draws(self.seed, "pass", l, number, size=2) for l, law in enumerate(self.delays)
+            law.draws(self.seed, "pass", l, number, size=1 + len(above))
+            for l, law in enumerate(self.delays)
         ])  # fmt: skip
-        legs[self.active[0]] = 0
-        return float((work + legs[:, 0]).max() + (work + legs[:, 1]).max())
+        *others, first = upward[0]
+        legs[first] = 0
+        scores, masks = work.copy(), np.zeros(len(work))
+        for ready, to, hop in zip((scores, masks), above[:, 0], legs.T[[0, -1]], strict=False):
+            for l in others:
+                ready[to[l]] = max(ready[to[l]], ready[l] + hop[l])
+        return float(max(scores[first], masks[first]) + (work + legs[:, 1]).max())
+
+    def routes(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return to whom parties send sums, ``[trees, m, q]``, and in which order, ``[m, q]``.
+
+        A dominator sends to itself and comes last in the order, where everybody comes before the
+        one that it sends to. Without trees all send to the dominator.
+        """
+        q, trees = self.problem.q, self.trees
+        above = np.zeros((1 if trees is None else 2, self.m, q), np.int64)
+        upward = np.zeros((self.m, q), np.int64)
+        for a, dominator in enumerate(self.active):
+            above[:, a] = dominator
+            place = np.array(seats(q, dominator) if q > 1 else [0])
+            upward[a] = place[::-1]  # the higher seat sends to the lower
+            for row, tree in zip(above[:, a], trees or (), strict=False):
+                for send in sends(tree):
+                    row[place[send.sender - 1]] = place[send.receiver - 1]
+        return above, upward
 
 
 class Draws:
@@ -124,16 +153,18 @@ class Draws:
         self.setup = setup
 
     def piece(self, a: int, number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return a dominator's samples ``[CHUNK]``, delays ``[CHUNK, q, 3]``, masks ``[CHUNK, q]``.
+        """Return a dominator's samples ``[CHUNK]``, delays ``[CHUNK, q, 4]``, masks ``[CHUNK, q]``.
 
-        The three delays are those of the request, the score and ``(ϑ, i)``.
+        The delays are those of the request, of a sum of scores, of ``(ϑ, i)``, and, with trees, of
+        a sum of masks.
         """
         setup, q = self.setup, self.setup.problem.q
         samples = stream(setup.seed, "sample", a, number).integers(setup.problem.n, size=CHUNK)
-        delays, masks = np.zeros((CHUNK, q, 3)), np.zeros((CHUNK, q))
+        delays, masks = np.zeros((CHUNK, q, 4)), np.zeros((CHUNK, q))
         for l, law in enumerate(setup.delays):
             if l != a:
-                for leg, name in enumerate(("request", "score", "backward")):
+                legs = ("request", "score", "backward", "masks")
+                for leg, name in enumerate(legs if setup.trees else legs[:3]):
                     delays[:, l, leg] = law.draws(setup.seed, name, a, l, number, size=CHUNK)
             if setup.mask:
                 draw = stream(setup.seed, "mask", a, l, number).random(CHUNK)
