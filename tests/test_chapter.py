@@ -163,3 +163,15 @@ def test_commands(capsys):
 def test_the_seeds_of_a_notebook_are_those_that_run(tmp_path):
     page = Chapter(PAPER, "smoke", seeds=[7], out=tmp_path)
     assert page.record("figB1").manifest["seeds"] == [7]
+
+
+def test_what_a_page_says_holds_at_its_own_values_only(capsys):
+    at_the_page = chapter.AsPrinted({"N": 20, "seeds": (1, 2)}, N=20, seeds=(1, 2))
+    with pytest.raises(AssertionError), at_the_page:
+        assert 1 > 2
+    elsewhere = chapter.AsPrinted({"N": 7, "seeds": (1, 3), "lr": 1}, N=20, seeds=(1, 2), lr=1)
+    with elsewhere:
+        assert 1 > 2
+    assert capsys.readouterr().out == "differs from the page, since you changed N and seeds\n"
+    with pytest.raises(NameError), elsewhere:  # a mistake stays one
+        raise NameError

@@ -72,6 +72,32 @@ def check_parameters(names: Iterable[str], allowed: Iterable[str]) -> None:
             raise unknown("parameter", name, allowed)
 
 
+class AsPrinted:
+    """What a page says of its own values: ``with as_printed: assert ...``.
+
+    The assertion holds as ever while the parameters are those of the page. Where one was changed,
+    an assertion that fails is a line of text, and the notebook goes on.
+
+    Parameters
+    ----------
+    names
+        What the notebook has defined, ``globals()``.
+    **printed
+        The page's value of each parameter.
+    """
+
+    def __init__(self, names: Mapping[str, Any], **printed: object) -> None:
+        self.changed = [name for name, value in printed.items() if names[name] != value]
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type | None, *_: object) -> bool:
+        if said := bool(self.changed) and kind is AssertionError:
+            print(f"differs from the page, since you changed {' and '.join(self.changed)}")
+        return said
+
+
 @dataclass(frozen=True)
 class Markdown:
     """A text that a notebook shows as Markdown."""
