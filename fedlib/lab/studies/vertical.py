@@ -47,6 +47,7 @@ LINKS = {
     "far": ShiftedExponential(0.5, 0.5),  # on average as long as a party needs for its block
 }
 WAYS = ("not waiting", "waiting", "pooled", "own labels")
+SLOW = ("no run", "the waiting run", "both runs")
 SLOWER = (0.3, 0.5)  # the share by which one party is slower, drawn for each seed
 FLOOR = 1e-15  # gaps below are rounding
 
@@ -91,6 +92,20 @@ class Scaling(Cut):
     passes: PositiveFloat
     every: PositiveFloat
     gap: PositiveFloat
+
+
+class Pacing(Cut):
+    """Time to a loss with and without waiting, by how long a message takes."""
+
+    messages: list[NonNegativeFloat]  # mean times, in those that a party needs for its block
+    method: str
+    slow: str  # in which runs one party is slower
+    trees: bool  # sums go up two trees, or straight to the dominator
+    prompt: bool  # requests are answered at once, or in turn
+    lr: PositiveFloat
+    passes: PositiveFloat
+    goal: PositiveFloat
+    every: PositiveFloat
 
 
 class Converging(Cut):
@@ -227,7 +242,7 @@ def check_runs(s: Settings) -> None:
     for run in s["runs"]:
         r, where = {**s, **run}, f"Run '{run['run']}':"
         check_known(r, method=METHODS, way=WAYS, links=LINKS, loss=LOSSES,
-                    regulariser=REGULARISERS, attack=ATTACKS)  # fmt: skip
+                    regulariser=REGULARISERS, attack=ATTACKS, slow=SLOW)  # fmt: skip
         if r["active"] > r["parties"] and "parties_grid" not in r:
             raise FedlibError(
                 f"{where} {r['active']} of {r['parties']} parties are to have labels. Take fewer, "
@@ -438,6 +453,51 @@ def judged(loss: str, z: np.ndarray, y: np.ndarray) -> dict[str, float]:
         "AUC": roc_auc_score(y > 0, z) if np.isfinite(z).all() else np.nan,
         "log-loss": np.mean(np.logaddexp(0.0, -y * z)),
     }
+
+
+# --- the time of a message ------------------------------------------------------------------------
+
+
+@alike("seeds")
+def messages(job: Job[Pacing]) -> Outcome:
+    """Compare the times to one loss with and without waiting, by how long a message takes.
+
+    Rows have the column ``message``, its mean time in those that a party needs for its block. Of
+    the split ``time``: ``log speed``, the logarithm of how many times sooner VFB² has the loss that
+    VFB has after ``goal`` passes.
+    """
+    check_runs(job.settings)
+    s, table = job.settings, read(job.settings)
+    return Outcome(each_seed(job, lambda seed: paced(s, table, seed)), {}, table.hashes)
+
+
+def paced(s: Pacing, table: AllRows, seed: int) -> list[dict[str, Any]]:
+    """Return the rows of one seed."""
+    problem, rows = deal(s, table, seed)[0], []
+    for run in s["runs"]:
+        r = {**s, **run}
+        ways: dict[str, Any] = {way: r | {"way": way} for way in WAYS[:2]}
+        told: dict[str, Any] = dict(**lengths(r), active=r["active"], seed=seed)
+        told["trees"] = secure.log_depth(problem.q) if r["trees"] else None
+        slowed, even = costs(problem, seed, even=False), costs(problem, seed, even=True)
+        for mean in s["messages"]:
+            law = ShiftedExponential(mean / 2, mean / 2) if mean else Deterministic(0.0)
+            made = {
+                "waiting": synchronous(
+                    problem, r["method"], r["lr"], delays=law,
+                    compute=even if r["slow"] == SLOW[0] else slowed, **told,
+                ),
+                "not waiting": simulate_parties(
+                    problem, r["method"], r["lr"], delays=law, prompt=r["prompt"], log=False,
+                    compute=slowed if r["slow"] == SLOW[2] else even, **told,
+                ),
+            }  # fmt: skip
+            (goal,) = set_goals(ways, made).values()
+            ends = [reached(made[way].rows, goal) for way in ("waiting", "not waiting")]
+            value = np.log(ends[0].time / ends[1].time) if all(ends) else np.nan
+            base = dict(run=run["run"], round=r["goal"], split="time", message=mean)
+            rows += measured(base, {"log speed": value})
+    return rows
 
 
 # --- speed-up -------------------------------------------------------------------------------------
