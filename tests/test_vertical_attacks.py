@@ -283,7 +283,7 @@ def test_s7_recovers_features_and_weights(d, loss):
     assert len(O) == 2 * d + 2 and attacks.snapshot_rank(O) == d
     assert attacks.snapshot_rank(O[: max(d, 2)]) == max(d - 1, 1)  # the first is 0
     rows = np.array([4, 11, 30])[:d]
-    found = attacks.factor(O, rows, secret[rows])
+    found = attacks.factor_snapshots(O, rows, secret[rows])
     assert attacks.distance(found.x, secret) <= 1e-8
     assert_allclose(found.w[-1], run.w[blocks[1]], rtol=1e-8)
 
@@ -291,7 +291,7 @@ def test_s7_recovers_features_and_weights(d, loss):
 def test_s7_one_column_needs_no_known_row():
     x, y, blocks = problem(1)
     x[:, 3] = x[:, 3] > 0.2
-    found = attacks.column(np.array(SVRG(x, y, blocks, 3).snapshots))
+    found = attacks.lone_column(np.array(SVRG(x, y, blocks, 3).snapshots))
     assert_allclose(found, x[:, 3], atol=1e-12)
 
 
@@ -299,7 +299,7 @@ def test_s7_all_others_are_one_block():
     x, y, _ = problem(4)
     run = SVRG(x, y, (np.arange(2), np.arange(2, 7)), 12)
     rows = np.arange(5)
-    found = attacks.factor(np.array(run.snapshots), rows, x[:5, 2:])
+    found = attacks.factor_snapshots(np.array(run.snapshots), rows, x[:5, 2:])
     assert attacks.distance(found.x, x[:, 2:]) <= 1e-8
 
 
@@ -309,7 +309,7 @@ def test_s8_recovers_the_gram_matrix(d, g):
     x, y, blocks = problem(d)
     run = SVRG(x, y, blocks, 2 * d + 1, g=g, lam=1e-3)
     secret = x[:, blocks[1]]
-    G = attacks.gram(*run.seen(), run.lr, run.lam if g == "l2" else 0.0)
+    G = attacks.gram_from_snapshots(*run.seen(), run.lr, run.lam if g == "l2" else 0.0)
     assert np.linalg.norm(G - secret @ secret.T) <= 1e-8 * np.linalg.norm(secret @ secret.T)
     turned = attacks.embedding(G, d)
     assert attacks.distance(turned, secret, "rotation") <= 1e-8
@@ -326,7 +326,7 @@ def test_s8_in_another_order_than_assumed():
     true = secret @ secret.T
 
     def error(seen):
-        G = attacks.gram(*seen, run.lr, run.lam)
+        G = attacks.gram_from_snapshots(*seen, run.lr, run.lam)
         return np.linalg.norm(G - true) / np.linalg.norm(true)
 
     assert not (np.array(run.order) == np.arange(40)).all()
@@ -424,10 +424,12 @@ def test_r5_with_delays(d, error):
         (lambda: attacks.regression_labels([0.9], "robust"), "not from it"),
         (lambda: attacks.mask_range(1.0, 0.0), "positive"),
         (lambda: attacks.snapshot_rank(np.zeros((2, 5))), "first snapshot"),
-        (lambda: attacks.factor(np.eye(3), [0], [[1.0, 2.0]]), "rank 3"),
-        (lambda: attacks.column(np.eye(3)), "rank 1"),
+        (lambda: attacks.factor_snapshots(np.eye(3), [0], [[1.0, 2.0]]), "rank 3"),
+        (lambda: attacks.lone_column(np.eye(3)), "rank 1"),
         (
-            lambda: attacks.gram(np.eye(3), np.ones((3, 2)), np.ones((3, 2), int), 1, 1, 0),
+            lambda: attacks.gram_from_snapshots(
+                np.eye(3), np.ones((3, 2)), np.ones((3, 2), int), 1, 1, 0
+            ),
             "S \\+ 1",
         ),
         (lambda: attacks.distance(np.eye(2), np.eye(3)), "the same"),

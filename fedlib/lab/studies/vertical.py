@@ -459,7 +459,7 @@ def judged(loss: str, z: np.ndarray, y: np.ndarray) -> dict[str, float]:
 
 
 @alike("seeds")
-def messages(job: Job[Pacing]) -> Outcome:
+def pacing(job: Job[Pacing]) -> Outcome:
     """Compare the times to one loss with and without waiting, by how long a message takes.
 
     Rows have the column ``message``, its mean time in those that a party needs for its block. Of
@@ -676,7 +676,7 @@ def feature_attack(r: Prying, problem: Problem, seed: int) -> dict[str, float]:
     if problem.regulariser == "nonconvex":
         x = attacks.features_up_to_signs(*seen, r["lr"], lam, seed=seed).x
     else:
-        x = attacks.embedding(attacks.gram(*seen, r["lr"], lam), width)
+        x = attacks.embedding(attacks.gram_from_snapshots(*seen, r["lr"], lam), width)
     return {
         "error": attacks.distance(x, secret, "signs"),
         "shape error": attacks.distance(x, secret, "rotation"),

@@ -325,7 +325,7 @@ def snapshot_rank(snapshots: np.ndarray) -> int:
     """Return the numerical rank of scores at snapshots ``[S, n]``: the number of features.
 
     It is ``d_l`` once there are ``d_l`` independent snapshots and ``n ≥ d_l`` independent rows; the
-    first of a run counts for nothing, as all is 0 there. See :func:`factor`.
+    first of a run counts for nothing, as all is 0 there. See :func:`factor_snapshots`.
     """
     return _basis(snapshots).shape[1]
 
@@ -345,7 +345,7 @@ class Factored(NamedTuple):
     w: np.ndarray
 
 
-def factor(snapshots: np.ndarray, rows: np.ndarray, features: np.ndarray) -> Factored:
+def factor_snapshots(snapshots: np.ndarray, rows: np.ndarray, features: np.ndarray) -> Factored:
     """S7: return all features and weights of a block from its scores at snapshots.
 
     The observer is the dominator (with :func:`scores`, any party that knows the loss): every
@@ -358,7 +358,7 @@ def factor(snapshots: np.ndarray, rows: np.ndarray, features: np.ndarray) -> Fac
 
     P2 says that weights and features cannot be inferred exactly. It excludes side knowledge, which
     this needs, so it is not refuted; but what Lemma 1 calls infinitely many solutions is one
-    ``d x d`` matrix for all n rows of a whole run. For ``d = 1`` see :func:`column`.
+    ``d x d`` matrix for all n rows of a whole run. For ``d = 1`` see :func:`lone_column`.
 
     Parameters
     ----------
@@ -387,10 +387,11 @@ def factor(snapshots: np.ndarray, rows: np.ndarray, features: np.ndarray) -> Fac
     return Factored(x, np.linalg.lstsq(x, O.T, rcond=None)[0].T)
 
 
-def column(snapshots: np.ndarray) -> np.ndarray:
+def lone_column(snapshots: np.ndarray) -> np.ndarray:
     """S7 for one feature: return the column up to a factor, scaled to a largest value of 1.
 
-    Observer and promise as in :func:`factor`, without known rows: a 0/1 column shows as two values.
+    Observer and promise as in :func:`factor_snapshots`, without known rows: a 0/1 column shows as
+    two values.
 
     Parameters
     ----------
@@ -442,7 +443,7 @@ def _drive(snapshots: np.ndarray, theta: np.ndarray, i: np.ndarray, theta0: np.n
     return _Drive(basis, O @ basis, f)
 
 
-def gram(
+def gram_from_snapshots(
     snapshots: np.ndarray,
     theta: np.ndarray,
     i: np.ndarray,
@@ -452,11 +453,12 @@ def gram(
 ) -> np.ndarray:
     """S8: return ``G = X Xᵀ`` of a block from its scores at snapshots, without side data.
 
-    The observer is as in :func:`factor`: a dominator for the other party if ``q = 2``, or for all
-    others as one block (threat model 1), or all but one together (threat model 2). It must know the
-    step size and λ, which every party uses, that the regulariser is ``‖w‖²/2`` (or λ = 0), and the
-    order in which the block applied the messages, without loss. All steps of an inner loop are
-    known up to X itself: ``w ← p w - γ X_iᵀ(ϑ - ϑ0_i) - γ Xᵀϑ0/n`` with ``p = 1 - γλ``, so
+    The observer is as in :func:`factor_snapshots`: a dominator for the other party if ``q = 2``,
+    or for all others as one block (threat model 1), or all but one together (threat model 2). It
+    must know the step size and λ, which every party uses, that the regulariser is ``‖w‖²/2`` (or λ
+    = 0), and the order in which the block applied the messages, without loss. All steps of an
+    inner loop are known up to X itself: ``w ← p w - γ X_iᵀ(ϑ - ϑ0_i) - γ Xᵀϑ0/n`` with ``p = 1 -
+    γλ``, so
 
         ``O^{s+1} - p^T O^s = -γ G a_s``
 
@@ -511,9 +513,10 @@ def gram_from_gathers(
 ) -> np.ndarray:
     """S8 for SGD from ``w = 0``: return ``X Xᵀ`` from the scores gathered step by step.
 
-    The observer and what must be known are as in :func:`gram`; here every gather is an equation,
-    ``o_t = -γ Σ_{s<t} p^(t-1-s) ϑ_s G[i_t, i_s]``, linear in the ``n (n + 1)/2`` entries of G.
-    About that many steps are needed, so it is for small n, or for a few samples visited often.
+    The observer and what must be known are as in :func:`gram_from_snapshots`; here every gather is
+    an equation, ``o_t = -γ Σ_{s<t} p^(t-1-s) ϑ_s G[i_t, i_s]``, linear in the ``n (n + 1)/2``
+    entries of G. About that many steps are needed, so it is for small n, or for a few samples
+    visited often.
 
     Parameters
     ----------
@@ -578,13 +581,14 @@ def features_up_to_signs(
 ) -> Recovered:
     """R5: return the features themselves under the nonconvex regulariser, up to signs and order.
 
-    The observer and what must be known are as in :func:`gram`, but for the regulariser, which is
-    the paper's ``½ Σ w²/(1 + w²)`` with ``λ > 0`` (its Problem 7). It acts on each weight for
-    itself, so turning the features changes the course of training, and only the ``2^d d!`` signed
-    orders of the columns give the same one. With ``X = F R``, F a basis of the snapshots, ``R`` is
-    fitted so that the known messages lead from each snapshot to the next; the start is the Gram
-    matrix of :func:`gram`, turned at random. The fit moves along the rotations and across them by
-    separate coordinates, since the snapshots tell rotations apart only by terms of order γλT.
+    The observer and what must be known are as in :func:`gram_from_snapshots`, but for the
+    regulariser, which is the paper's ``½ Σ w²/(1 + w²)`` with ``λ > 0`` (its Problem 7). It acts
+    on each weight for itself, so turning the features changes the course of training, and only the
+    ``2^d d!`` signed orders of the columns give the same one. With ``X = F R``, F a basis of the
+    snapshots, ``R`` is fitted so that the known messages lead from each snapshot to the next; the
+    start is the Gram matrix of :func:`gram_from_snapshots`, turned at random. The fit moves along
+    the rotations and across them by separate coordinates, since the snapshots tell rotations apart
+    only by terms of order γλT.
 
     P2 says that features cannot be inferred exactly, and Lemma 1 gives rotations as the reason.
     For Problem 7 they are inferred exactly but for order and signs of the columns, by one dominator
@@ -606,7 +610,7 @@ def features_up_to_signs(
     Parameters
     ----------
     snapshots, theta, i, theta0, lr, lam
-        As in :func:`gram`.
+        As in :func:`gram_from_snapshots`.
     starts
         Rotations to try, until one fits.
     seed

@@ -303,7 +303,7 @@ class Protection:
             )
 
 
-class Cost(NamedTuple):
+class Price(NamedTuple):
     """What a protection costs, and what it protects.
 
     Attributes
@@ -330,7 +330,7 @@ def measure(
     passes: int,
     lam: float = 1e-4,
     seed: int = 0,
-) -> Cost:
+) -> Price:
     """Train a logistic model by VFB²-SGD without delay under a protection; return cost and use.
 
     Party 0 holds the labels; party 1 attacks, with what reaches it: every ``ϑ``, of which it takes
@@ -384,7 +384,7 @@ def measure(
             evidence[rows] -= seen
             w -= lr * (gradient / len(rows) + lam * w)
     right = float(np.mean(np.sign(test[0] @ w) == test[1]))
-    return Cost(right, float(np.mean(np.sign(evidence) == y)), sample_bytes(protection, blocks))
+    return Price(right, float(np.mean(np.sign(evidence) == y)), sample_bytes(protection, blocks))
 
 
 def _gathered(

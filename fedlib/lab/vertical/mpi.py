@@ -28,7 +28,7 @@ import numpy as np
 import fedlib
 from fedlib.engine.checks import check_whole_number
 from fedlib.errors import FedlibError
-from fedlib.lab.vertical.wire import Task
+from fedlib.lab.vertical.wire import Part
 from fedlib.papers.vertical.problem import Problem
 from fedlib.papers.vertical.runs import Row
 from fedlib.papers.vertical.setup import Setup, at_least
@@ -151,7 +151,7 @@ def _deal(setup: Setup, phases: int, folder: Path) -> None:
     problem, none = setup.problem, np.ones(setup.problem.n)
     for l, block in enumerate(problem.blocks):
         part = replace(problem, x=problem.x[:, block], y=none, blocks=(np.arange(len(block)),))
-        task = Task(
+        task = Part(
             Setup(part, setup.method, setup.lr, table=setup.table, seed=setup.seed),
             problem.y if l in setup.active else None,
             setup.active, setup.threads, phases, setup.steps // phases,

@@ -108,7 +108,7 @@ class Block:
             self.mean = self.table.mean(0)
 
 
-class Task(NamedTuple):
+class Part(NamedTuple):
     """What a party is to do.
 
     Attributes
@@ -139,7 +139,7 @@ class Process:
 
         self.mpi, self.comm, self.folder = MPI, comm, folder
         self.me, self.q = comm.rank, comm.size
-        self.task: Task = pickle.loads((folder / f"party-{self.me}").read_bytes())
+        self.task: Part = pickle.loads((folder / f"party-{self.me}").read_bytes())
         self.block, self.loss = Block(self.task.setup), self.task.setup.problem.loss
         self.first = self.task.active[0]
         self.trees = {root: _places(self.q, root, self.me) for root in range(self.q)}
