@@ -104,7 +104,7 @@ BLIND = {
     "new partitioner": (
         "datasets/partition.py",
         "PARTITIONERS = {",
-        'PARTITIONERS = {"alike": iid, ',
+        'PARTITIONERS = {"alike": iid,',
     ),
     "a model not used": ("engine/models.py", "self.point - x", "x - self.point"),
     "message": ("engine/local.py", "is for the CPU; on", "works on a CPU alone; on"),

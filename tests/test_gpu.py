@@ -246,7 +246,7 @@ def test_a_seed_of_other_code_is_made_again_and_stops_no_other_record(tmp_path, 
 
 ON_A_CPU = {  # no data set: a toy, clocks, arithmetic, a small problem; or no large profile
     "participation": ["figB1", "figB2", "factor", "speedup"],
-    "hierarchy": ["counts", "bounds", "corollary"],
+    "hierarchy": ["counts", "bounds"],
     "personalization": [
         "rates-fig1",
         "fig1",

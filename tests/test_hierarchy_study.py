@@ -302,17 +302,6 @@ def test_both_sides_of_the_bounds_seed_by_seed():
             assert value == pytest.approx(away[t == n].mean())
 
 
-def test_the_corollary_is_measured_at_its_rate_over_its_rounds():
-    s, task = BOUNDS | dict(rounds_grid=[4, 9]), theorems.problem(6)
-    frame = theorems.corollary(Job(s, (0, 4), progress=False)).frame
-    for U, seed, value in frame[["rounds", "seed", "value"]].itertuples(index=False):
-        algorithm = HierarchicalSGD((2, 4), U**-0.5, 3.0, 1e3, QUICK, SERVER, 2)
-        xs = [task.init((seed,)), *(state.x for state in states(algorithm, task, U - 1, (seed,)))]
-        squares = [float(task.client_gradients(x).mean(0).square().sum()) for x in xs]
-        assert value == pytest.approx(np.mean(squares))
-    assert sorted(frame["rounds"]) == [4, 4, 9, 9]
-
-
 def test_constants_are_looked_at_along_the_run():
     task = task_of()
     algorithm = HierarchicalSGD((2, 4), 0.3, 0.0, 60.0, QUICK, SERVER, 2)

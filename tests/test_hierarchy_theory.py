@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +16,9 @@ import torch
 from scipy import integrate, stats
 
 from fedlib.errors import FedlibError
+from fedlib.papers.bound import Bound
 from fedlib.papers.hierarchy import counts, theory
+from fedlib.papers.hierarchy.algorithm import weights
 from fedlib.papers.hierarchy.clock import timeline
 from fedlib.population.delays import Deterministic, ShiftedExponential
 
@@ -585,12 +589,13 @@ def test_b3_does_not_depend_on_the_counts():
     assert found[0]["B3"] == found[1]["B3"] and found[0]["B2"] == found[1]["B2"]
 
 
-def round_moments(A, b, C, sizes, table, x, lr):
+def round_moments(A, b, C, sizes, table, x, lr, w=None, steps=1.0):
     """One round on quadratics with Gaussian noise, all moments exact.
 
-    Client k of group i has gradient A[i][k] x - b[i][k] and noise of covariance C[i][k].
+    Client k of group i has gradient A[i][k] x - b[i][k] and noise of covariance C[i][k]. Groups
+    count as the shares w say, by default as their clients; the merge goes so many steps of lr.
     """
-    w = np.array(sizes) / sum(sizes)
+    w = np.array(sizes) / sum(sizes) if w is None else w
     d, I = len(x), np.eye(len(x))
     H = [np.mean(a, 0) for a in A]
     z = [np.mean(v, 0) for v in b]
@@ -614,9 +619,9 @@ def round_moments(A, b, C, sizes, table, x, lr):
             drift += w[i] ** 2 * np.trace((K - I / t) @ cov @ (K - I / t).T)
         variance += w[i] ** 2 * np.trace(cov) / t
     drift += ((start - mean) ** 2).sum()
-    x_new = x - lr * mean
+    x_new = x - lr * steps * mean
     value = [p @ hessian @ p / 2 - linear @ p for p in (x, x_new)]
-    fall = value[0] - value[1] - lr**2 / 2 * np.trace(hessian @ spread)
+    fall = value[0] - value[1] - (lr * steps) ** 2 / 2 * np.trace(hessian @ spread)
     return {"square": start @ start, "fall": fall, "drift": drift, "variance": variance,
             "G2": moment, "hat": mean @ mean + np.trace(spread)}  # fmt: skip
 
@@ -684,6 +689,88 @@ def test_22_the_sharper_theorem_on_random_quadratics():
         if found["drift"] > 1e-6:
             tightest = max(tightest, b * found["drift"] / ours["drift"])
     assert tightest > 0.5
+
+
+@pytest.mark.parametrize("merge", ["normalised", "plain", "nova"])
+def test_the_theorem_for_every_merge_on_random_quadratics(merge):
+    """Round by round with exact moments; shares and steps from the weights that the merge has."""
+    rng = np.random.default_rng(12)
+    for _ in range(150):
+        sizes = rng.integers(1, 4, rng.integers(1, 4)).tolist()
+        table = rng.integers(1, 7, len(sizes))
+        q = weights(merge, sizes, table[None])[0]
+        steps, p = q @ table, q * table / (q @ table)
+        A, b, C = quadratics(rng, sizes)
+        lr = rng.choice([1.0, 0.5, 0.3, 0.01]) / max(steps, 1.0)
+        x = rng.standard_normal(3) * rng.choice([0, 1, 5])
+        found = round_moments(A, b, C, sizes, table, x, lr, p, steps)
+        sigma2 = max(np.trace(c) for group in C for c in group)
+        known = {"sizes": sizes, "lr": lr, "L": 1.0, "G2": found["G2"], "sigma2": sigma2}
+        ours = theory.other_merges(table, merge=merge, rounds=1, gap=found["fall"], **known)
+        slack = 1e-9 * (1 + found["square"] + found["G2"])
+        h = lr * steps
+        a, b = (h / (1 - h), 1) if h <= 1 / 2 else (2 * h, 1 + h)
+        parts = a * found["variance"] + b * found["drift"] + 2 * found["fall"] / h
+        assert found["square"] <= parts + slack
+        assert a * found["variance"] <= ours["noise"] + slack
+        assert b * found["drift"] <= ours["drift"] + slack
+        if merge == "normalised":
+            same = theory.theorem_2_sharper(table[None], gap=found["fall"], **known)
+            assert ours.terms == pytest.approx(same.terms)
+
+
+PAGE = "notebooks/03_hierarchy/1_derive.ipynb"
+TIGHT = [f"hier-derive-{name}" for name in ("imports", "lemma-tight", "remark3", "thm1-tight",
+         "floor-tight", "tight", "tight-2", "cor-tight", "merges-tight")]  # fmt: skip
+RULES = {
+    "lemma_1_sharper": [""],
+    "lemma_1": ["own", "others"],
+    "remark_3_bound": [""],
+    "remark_3_rates": [""],
+    "theorem_1": ["start", "noise", "slope", "merged", "own"],
+    "theorem_1_floor": [""],
+    "theorem_2": ["B1", "B2", "B3", "B4", "B5"],
+    "theorem_2_sharper": ["start", "noise", "drift"],
+    "corollary_1": ["B1", "B3"],
+    "other_merges": ["start", "noise", "drift"],
+}
+
+
+@pytest.fixture(scope="module")
+def tight_cells():
+    page = json.loads((Path(__file__).parents[1] / PAGE).read_text("utf-8"))
+    code = {cell["id"]: "".join(cell["source"]) for cell in page["cells"]}
+    return [code[name] for name in TIGHT]
+
+
+def check_the_page(cells):
+    held = {}
+    for cell in cells:
+        exec(cell, held)
+
+
+def test_the_page_holds_with_the_bounds_as_they_are(tight_cells):
+    check_the_page(tight_cells)
+
+
+@pytest.mark.filterwarnings("ignore:divide by zero")
+@pytest.mark.parametrize("by", [0.0, 0.5, 0.9])
+@pytest.mark.parametrize(("name", "term"), [(n, t) for n, terms in RULES.items() for t in terms])
+def test_the_page_notices_a_term_that_is_too_small(name, term, by, tight_cells, monkeypatch):
+    rule = getattr(theory, name)
+
+    def smaller(*args, **kwargs):
+        found = rule(*args, **kwargs)
+        if isinstance(found, Bound):
+            return Bound({k: v * (by if k == term else 1) for k, v in found.terms.items()})
+        if not term:
+            return by * found
+        own = 2 * (kwargs["lr"] * np.asarray(args[0])) ** 2 * kwargs["G2"]
+        return found - (1 - by) * (own if term == "own" else found - own)
+
+    monkeypatch.setattr(theory, name, smaller)
+    with pytest.raises((AssertionError, ZeroDivisionError)):
+        check_the_page(tight_cells)
 
 
 def test_no_constant_of_the_sharper_theorem_could_be_halved():

@@ -1,9 +1,12 @@
 """Partitioners: every sample once, the promised shape of heterogeneity, loud failure."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
 from fedlib.datasets import partition
+from fedlib.engine.rng import stream
 from fedlib.errors import FedlibError
 
 LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 600))
@@ -45,6 +48,44 @@ def test_dirichlet_uses_up_every_class_and_fails_loudly():
         partition.dirichlet(LABELS, 500, 0, alpha=0.01)
     with pytest.raises(FedlibError, match="alpha must be positive"):
         partition.dirichlet(LABELS, 5, 0, alpha=0)
+
+
+def loop_of_fedml(labels, clients, alpha, rng):
+    """FedML's rule, client by client, with lists."""
+    while True:
+        held = [[] for _ in range(clients)]
+        for c in sorted(set(labels.tolist())):
+            rows = rng.permutation([n for n, label in enumerate(labels) if label == c]).tolist()
+            shares = rng.dirichlet([alpha] * clients).tolist()
+            open_ = [p if len(own) < len(labels) / clients else 0.0
+                     for p, own in zip(shares, held, strict=True)]  # fmt: skip
+            start, done = 0, 0.0
+            for k, p in enumerate(open_):
+                done += p
+                stop = len(rows) if k == clients - 1 else int(done / sum(open_) * len(rows))
+                held[k] += rows[start:stop]
+                start = stop
+        if min(map(len, held)) >= 10:
+            return held
+
+
+@pytest.mark.parametrize(("clients", "alpha"), [(10, 0.1), (30, 0.3), (40, 5.0)])
+def test_fedmls_rule_is_that_of_a_plain_loop(clients, alpha):
+    for seed in (0, 3):
+        parts = partition.fedml(LABELS, clients, seed, alpha)
+        loop = loop_of_fedml(LABELS, clients, alpha, stream(seed, "partition"))
+        assert [part.tolist() for part in parts] == [sorted(own) for own in loop]
+
+
+def test_fedmls_rule_levels_sizes_and_says_when_it_gives_up():
+    for alpha in (0.1, 0.5):
+        capped, free = (
+            [np.std([*map(len, split(LABELS, 30, seed, alpha))]) for seed in range(5)]
+            for split in (partition.fedml, partial(partition.dirichlet, smallest=0))
+        )
+        assert np.mean(capped) < 0.8 * np.mean(free)
+    with pytest.raises(FedlibError, match="A thousand draws"):
+        partition.fedml(LABELS[:200], 30, 0, 0.01)
 
 
 def test_shards_give_few_classes():

@@ -104,6 +104,52 @@ def dirichlet(
     return parts
 
 
+def fedml(
+    labels: np.ndarray, clients: int, seed: int = 0, alpha: float = 0.5, smallest: int = 10
+) -> Parts:
+    """Split every class over the clients with Dirichlet(alpha) proportions, as FedML does.
+
+    Unlike :func:`dirichlet`, a client that holds an even share of all samples already gets none of
+    the classes that follow, and everything is drawn anew until each client has ``smallest``
+    samples. So sizes differ less, and no client is tiny; and the classes that come late in the
+    order of labels go to whoever is still short. Cuts are rounded down.
+
+    Parameters
+    ----------
+    alpha
+        Concentration: small gives a class to few clients, large gives everybody the same mix.
+    smallest
+        Samples that every client must have at least; FedML's number is ten.
+
+    Raises
+    ------
+    FedlibError
+        When a thousand draws have left some client with fewer.
+    """
+    labels = _checked(labels, clients, seed)
+    check_positive("alpha", alpha)
+    check_whole_number("smallest", smallest, 0)
+    rng, classes = stream(seed, "partition"), np.unique(labels)
+    for _ in range(1000):
+        owner, held = np.empty(len(labels), dtype=np.int64), np.zeros(clients)
+        for c in classes:
+            rows = rng.permutation(np.flatnonzero(labels == c))
+            share = rng.dirichlet(np.full(clients, alpha)) * (held < len(labels) / clients)
+            if not share.sum():  # all of it fell to clients that are full
+                break
+            cuts = (share.cumsum() / share.sum() * len(rows)).astype(int)[:-1]
+            counts = np.diff([0, *cuts, len(rows)])
+            owner[rows] = np.repeat(np.arange(clients), counts)
+            held += counts
+        else:
+            if held.min() >= smallest:
+                return _group(owner, clients)
+    raise FedlibError(
+        f"A thousand draws of Dirichlet(alpha={alpha}) with seed {seed} all left a client with "
+        f"fewer than {smallest} samples. Use a larger alpha or fewer clients."
+    )
+
+
 def shards(labels: np.ndarray, clients: int, seed: int = 0, shards_per_client: int = 2) -> Parts:
     """Sort by label, cut into equal shards, and deal ``shards_per_client`` to each client."""
     labels = _checked(labels, clients, seed)
@@ -154,7 +200,13 @@ def similarity(labels: np.ndarray, clients: int, seed: int = 0, other: float = 0
     return _group(owner, clients)
 
 
-PARTITIONERS = {"iid": iid, "dirichlet": dirichlet, "shards": shards, "similarity": similarity}
+PARTITIONERS = {
+    "iid": iid,
+    "dirichlet": dirichlet,
+    "fedml": fedml,
+    "shards": shards,
+    "similarity": similarity,
+}
 
 
 def histogram(labels: np.ndarray, parts: Sequence[np.ndarray]) -> np.ndarray:

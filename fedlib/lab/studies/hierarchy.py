@@ -27,7 +27,7 @@ from fedlib.papers.hierarchy.clock import timeline
 from fedlib.population.delays import Deterministic, Law, ShiftedExponential
 from fedlib.schema import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-GROUP_SPLITS = ("iid", "dirichlet", "groups", "labels", "owners")
+GROUP_SPLITS = ("iid", "dirichlet", "fedml", "groups", "labels", "owners")
 
 
 class Split(Settings):
@@ -36,7 +36,8 @@ class Split(Settings):
     dataset: str
     pool: NotRequired[PositiveInt]  # side of the square blocks of pixels that are averaged
     groups: list[PositiveInt]  # clients of each
-    split: str  # iid; dirichlet: over clients; groups: dirichlet over groups, iid inside;
+    split: str  # iid; dirichlet: over clients; fedml: the same by FedML's rule; groups: dirichlet
+    # over groups, iid inside;
     # labels: every group has labels of its own, every client two of them; owners: of a set whose
     # rows have owners, as many as there are clients, drawn anew for each seed
     owners: NotRequired[PositiveInt]  # among those that have the most rows, so many
@@ -92,6 +93,8 @@ def deal(data: datasets.Dataset, s: Split, seed: int) -> list[np.ndarray]:
         parts = partition.iid(labels, sum(groups), seed)
     elif s["split"] == "dirichlet":
         parts = partition.dirichlet(labels, sum(groups), seed, alpha)
+    elif s["split"] == "fedml":
+        parts = partition.fedml(labels, sum(groups), seed, alpha)
     elif s["split"] == "groups":
         whole = partition.dirichlet(labels, len(groups), seed, alpha)
         parts = _inside(whole, groups, lambda rows, n: partition.iid(labels[rows], n, seed))

@@ -40,13 +40,6 @@ class Bounds(Delays):
     batch_size: PositiveInt
 
 
-class Corollary(Delays):
-    """The gradient norm against the number of rounds, at the rate of Corollary 1."""
-
-    batch_size: PositiveInt
-    rounds_grid: list[PositiveInt]
-
-
 class Estimates(Training):
     """Estimates at the first model, and at those of a run after some shares of its rounds."""
 
@@ -161,27 +154,6 @@ def _both_sides(s: Bounds, seeds: tuple[int, ...]) -> pd.DataFrame:
         for n in np.unique(t):
             rows += measured(base | {"t": int(n)}, {"deviation": away[:U, r][t == n].mean()})
     return pd.DataFrame(rows)
-
-
-def corollary(job: Job[Corollary]) -> Outcome:
-    """Measure the mean squared gradient norm of U rounds at the rate of Corollary 1."""
-    s, rows = job.settings, []
-    groups, (local, server) = tuple(s["groups"]), delay_laws(s)
-    task = problem(sum(groups))
-    for U in tqdm(s["rounds_grid"], desc="corollary", disable=not job.progress):
-        lr = theory.corollary_1_rate(U, L)
-        long = 3.0 * U * (s["sync"] + max(law.expected for law in local) + server.expected)
-        algorithm = HierarchicalSGD(groups, lr, s["sync"], long, local, server, s["batch_size"])
-        state, total = algorithm.init(task, job.seeds), torch.zeros(len(job.seeds)).double()
-        luck = algorithm.draws(state, task)
-        for _ in range(U):
-            total = total + global_gradient(task, groups, state.x).square().sum(1) / U
-            state, _ = algorithm.round(state, task, upload([next(luck)], "cpu")[0])
-        row = dict(run="corollary", rounds=U, split="train", metric="squared gradient")
-        rows += [
-            row | dict(seed=n, value=v) for n, v in zip(job.seeds, total.tolist(), strict=True)
-        ]
-    return Outcome(pd.DataFrame(rows), {}, {})
 
 
 def constants(job: Job[Estimates]) -> Outcome:

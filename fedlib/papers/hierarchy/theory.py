@@ -247,7 +247,7 @@ def theorem_2_sharper(
     """
     _step(lr, L)
     known, w, h = _averages(counts, sizes), shares(sizes), lr * L
-    a, b = (h / (1 - h), 1.0) if h <= 1 / 2 else (2 * h, 1 + h)
+    a, b = _factors(h)
     pull = w * np.sqrt(as_array(G2))
     variance = float(sigma2 / checked_sizes(sizes).sum() * (w @ known.inverse))
     return Bound(
@@ -255,6 +255,71 @@ def theorem_2_sharper(
             "start": 2 * gap / (lr * known.rounds),
             "noise": a * variance,
             "drift": b * h**2 / 4 * float(pull @ known.pairs @ pull),
+        }
+    )
+
+
+def _factors(h: float) -> tuple[float, float]:
+    """Return what multiplies noise and drift for a step of ``h / L``."""
+    return (h / (1 - h), 1.0) if h <= 1 / 2 else (2 * h, 1 + h)
+
+
+def effective_step(merge: str, counts: Any, *, sizes: Sequence[int]) -> tuple[float, np.ndarray]:
+    """Return how many steps a round makes, ``s``, and the share of each group in them, ``[G]``.
+
+    A merge with the weights ``q_i`` has ``s = sum_j q_j t_j`` and ``p_i = q_i t_i / s``: 1 and
+    ``w_i`` for ``"normalised"``, the mean count and ``w_i`` for ``"nova"``, the mean count and
+    ``w_i t_i / s`` for ``"plain"``. ``counts`` is ``[G]``.
+    """
+    t, w = as_array(counts), shares(sizes)
+    s = float(w @ t)
+    return {"normalised": (1.0, w), "nova": (s, w), "plain": (s, w * t / s)}[merge]
+
+
+def other_merges(
+    counts: Any,
+    *,
+    merge: str,
+    rounds: float,
+    sizes: Sequence[int],
+    lr: float,
+    L: float,
+    G2: float,
+    sigma2: float,
+    gap: float,
+) -> Bound:
+    """Return a bound on ``(1/U) sum_u E||grad f_p(x^u)||^2`` for any of the three merges (ours).
+
+    ``f_p = sum_i p_i f_i`` with the shares of :func:`effective_step`: f itself, but for the plain
+    merge of unequal counts. A round is a step of ``lr s`` on it, with a drift that knows ``lr``.
+
+    Parameters
+    ----------
+    counts
+        ``[G]``, the same in each of the ``rounds``.
+    merge
+        ``"normalised"``, ``"plain"`` or ``"nova"``.
+    gap
+        ``f_p(x^1) - E f_p(x^(U+1))``, or anything above it.
+
+    Returns
+    -------
+    Bound
+        Terms ``start``, ``noise`` and ``drift``. All else as in :func:`theorem_2_sharper`.
+
+    Raises
+    ------
+    FedlibError
+        Unless ``0 < lr s <= 1/L``.
+    """
+    (s, p), t = effective_step(merge, counts, sizes=sizes), as_array(counts)
+    _step(lr * s, L)
+    a, b = _factors(lr * s * L)
+    return Bound(
+        {
+            "start": 2 * gap / (lr * s * rounds),
+            "noise": a * float(sigma2 * (p**2 / (checked_sizes(sizes) * t)).sum()),
+            "drift": b * (lr * L) ** 2 * G2 * float(p @ (t - 1) / 2) ** 2,
         }
     )
 
