@@ -11,6 +11,7 @@ from fedlib.engine.draws import upload
 from fedlib.engine.evaluation import Evaluation
 from fedlib.engine.simulation import simulate
 from fedlib.errors import FedlibError
+from fedlib.lab.evidence import catalogue, records, tuning
 from fedlib.lab.job import Job
 from fedlib.lab.studies import personalization as study
 from fedlib.lab.studies import personalization_theorems as theorems
@@ -358,3 +359,14 @@ def test_rates_that_cannot_be_measured_are_refused_in_a_sentence(change, match):
     for carry_out in (theorems.rates_of_weights, theorems.rates_of_models, theorems.single_loop):
         with pytest.raises(FedlibError, match=match):
             carry_out(job)
+
+
+@pytest.mark.parametrize("figure", ["fig1", "fig2"])
+def test_what_has_a_rate_as_a_number_has_the_one_that_was_tuned(figure):
+    best = tuning.table(records.load("personalization", f"rates-{figure}", "quick").frame)
+    best = best.set_index("method")["at"]
+    given = [run for run in catalogue.settings("personalization", f"{figure}-more", "quick")["runs"]
+             if run["lr"] != "tuned"]  # fmt: skip
+    assert len(given) > 3
+    for run in given:  # all that is called PERM, in whichever reading, has PERM's
+        assert run["lr"] == pytest.approx(best[run["run"].partition(",")[0]], rel=1e-4)
