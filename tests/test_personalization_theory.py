@@ -804,16 +804,13 @@ def test_a_single_loop_has_no_floor():
     for R in (128, 512):
         v, lr, gamma = run(R, 20, s)
         assert gamma <= 0.5 and lr * 5 < 0.5
-        h, r = lr * 5 * K, np.arange(R)
-        q = math.exp(-0.5 * h)
-        w2 = (1 - gamma / 2) ** (2 * r) * (star @ star) + gamma * known.delta2 / (0.5 * 5)
+        w2 = [theory.global_error(known, r, gamma, 1, star @ star).total for r in range(R)]
         A2 = [theory.theorem_1(known, 10**6, x).total for x in w2]
-        parts = (known.L * h**2 * known.G / 2) ** 2, 5 * (h * known.G) ** 2 * np.r_[2, A2[1:]]
-        memory = 2 / (1 - q) * q ** (R - 1 - r)
-        order, off = (float((memory * part).sum()) for part in parts)
-        assert ((v - goal) ** 2).sum(1).mean() <= q**R * (goal @ goal) + order + off
+        bound = theory.theorem_3_model(replace(known, delta2=0.0), R, lr, goal @ goal,
+                                       [2, *A2[1:]])  # fmt: skip
+        assert ((v - goal) ** 2).sum(1).mean() <= bound.total
         seen.append(((v - run(R, 1, 0.0)[0]) ** 2).sum(1).mean())
-        proved.append(off)
+        proved.append(bound["weights"])
     assert seen[1] < 0.5 * seen[0] and proved[1] < 0.4 * proved[0]
 
 
