@@ -1,5 +1,6 @@
 """PERM: the schedule, the visits, the epoch's end, against a plain loop and closed forms."""
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -238,6 +239,22 @@ def test_weights_of_an_epoch_rule_the_next():
         for _ in range(2):
             v = v - rate * task.grad(v, task.data.full_batch([c]))
         assert_allclose(second.v[0, i : i + 1], v, rtol=1e-12)
+
+
+def test_weights_of_every_round_rule_the_next():
+    """Section 3.2's text: what an epoch's end does in the box, after each round."""
+    task, w = task_of(), task_of().init([0])
+    often = PERM(0.2, 2, None, mixing=Mixing(8.0, "one"), global_lr=0.5, refresh=1)
+    moving, sizes, A = ShuffledSGD(0.2, 2, None), torch.full((N,), 8.0).double(), []
+    for _ in range(2):
+        w = w - 0.5 * task.client_gradients(w).mean(0)
+        z = squared_distances(task.client_gradients(w)[None])
+        A.append(weights.water_fill(z, sizes, 8.0))
+    state = run(often, task, 2)
+    assert_allclose(state.x, w, rtol=1e-12)
+    assert_allclose(state.A, A[1], atol=1e-12)
+    one = dataclasses.replace(run(moving, task, 1), A=A[0])
+    assert_allclose(state.v, moving.round(one, task)[0].v, rtol=1e-11)
 
 
 def test_weights_from_gradients_by_their_definitions():

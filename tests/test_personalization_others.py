@@ -19,6 +19,7 @@ from fedlib.errors import FedlibError
 from fedlib.papers.fedavg import FedAvg
 from fedlib.papers.personalization import (
     APFL,
+    IFCA,
     PERM,
     Ditto,
     LocalizedFedAvg,
@@ -63,6 +64,7 @@ METHODS = {
     "Ditto": Ditto(0.2, K, B, 0.6),
     "APFL": APFL(0.2, K, B, 0.3),
     "APFL, adaptive": APFL(0.2, K, B, 0.3, True),
+    "IFCA": IFCA(0.2, K, B, 3),
     "LocalOnly": LocalOnly(0.2, K, B),
     "Oracle": Oracle(0.2, K, B, GROUPS),
 }
@@ -195,6 +197,30 @@ def apfl(task, seed, rounds, adaptive=False):
     return w, [a[i] * v[i] + (1 - a[i]) * w for i in range(N)]
 
 
+def clustered(task, seed, rounds):
+    everyone = clients(task, seed)
+    c = [task.model.init(stream(seed, "init", *j))[0] for j in ((), (1,), (2,))]
+
+    def nearest(client):
+        x, y = (part[client.part] for part in (task.data.x, task.data.y))
+        fits = [torch.nn.functional.cross_entropy(x @ one[:12].view(3, 4).T + one[12:], y)
+                for one in c]  # fmt: skip
+        return int(np.argmin([float(fit) for fit in fits]))
+
+    c = [one.to(task.data.x) for one in c]
+    for _ in range(rounds):
+        ends, chosen = [], [nearest(client) for client in everyone]
+        for client, j in zip(everyone, chosen, strict=True):
+            theta = c[j]
+            for _ in range(K):
+                theta = theta - 0.2 * client.grad(theta, client.reads())
+            ends.append(theta)
+        for j in set(chosen):
+            own = [end for end, k in zip(ends, chosen, strict=True) if k == j]
+            c[j] = sum(own) / len(own)
+    return sum(ends) / N, [c[nearest(client)] for client in everyone]
+
+
 def alone(task, seed, rounds, groups=range(N)):
     everyone, groups = clients(task, seed), list(groups)
     v = [task.init([seed])[0]] * N
@@ -215,6 +241,7 @@ LOOPS = {
     "Ditto": ditto,
     "APFL": apfl,
     "APFL, adaptive": lambda *args: apfl(*args, adaptive=True),
+    "IFCA": clustered,
     "LocalOnly": alone,
     "Oracle": lambda *args: alone(*args, groups=GROUPS),
 }
@@ -232,7 +259,27 @@ def test_a_method_is_its_loop_over_clients(name):
         assert_allclose(state.x[r], w, **CLOSE)
         assert_allclose(personal[r], torch.stack(own), **CLOSE)
     apart = (personal[0, :, None] - personal[0]).norm(dim=2) + torch.eye(N)
-    assert apart.min() > 1e-3 or name == "Oracle", "personal models differ"
+    assert apart.min() > 1e-3 or name in ("IFCA", "Oracle"), "personal models differ"
+
+
+def test_clusters_that_are_there_are_found_and_empty_ones_wait():
+    """Two halves with opposite labels; a third model far from both, which nobody chooses."""
+    rng, n = np.random.default_rng(0), 20
+    x = rng.normal(size=(N * n, 4))
+    flip = np.repeat((1, -1, 1, -1), n)
+    y = (flip * (x @ [1.0, -2, 0.5, 1]) > 0).astype(int)
+    data = FederatedDataset.build(torch.from_numpy(x), y, np.split(np.arange(N * n), N))
+    task, ifca = Task(models.mlp(4, 2), data), IFCA(0.5, K, 5, 3)
+    state = ifca.init(task, (0,))
+    c = state.c.clone()
+    c[:, 2] = 50.0 * torch.arange(10)
+    state = dataclasses.replace(state, c=c)
+    for _ in range(60):
+        state, _ = ifca.round(state, task)
+    own = ifca.personal(state, task)[0]
+    assert torch.equal(own[0], own[2]) and torch.equal(own[1], own[3])
+    assert torch.nn.functional.cosine_similarity(own[0, :8], own[1, :8], 0) < -0.9
+    assert torch.equal(state.c[0, 2], c[0, 2])
 
 
 def test_adaptive_mixing_moves_and_stays_a_share():
@@ -317,6 +364,7 @@ def test_ends_of_the_scales_agree_with_the_simple_methods():
     one, own = (run(Oracle(0.2, K, B, groups), task, 3, SEEDS) for groups in ((7,) * N, range(N)))
     assert_allclose(one.v, average[:, None].expand(-1, N, -1), **CLOSE)
     assert_allclose(own.v, alone, **CLOSE)
+    assert_allclose(run(IFCA(0.2, K, B, 1), task, 3, SEEDS).c[:, 0], average, **CLOSE)
 
 
 def test_groups_may_differ_from_seed_to_seed():
@@ -339,6 +387,7 @@ PER_RUN = {
     "Ditto": dict(lr=(0.1, 0.3), lam=(0.0, 2.0)),
     "APFL": dict(lr=(0.1, 0.3), mixing=(0.0, 0.7)),
     "APFL, adaptive": dict(lr=(0.1, 0.3), mixing=(0.2, 0.7)),
+    "IFCA": dict(lr=(0.1, 0.3)),
     "LocalOnly": dict(lr=(0.1, 0.3)),
     "Oracle": dict(lr=(0.1, 0.3)),
 }
@@ -390,7 +439,7 @@ def test_a_look_and_a_round_leave_the_state_as_it_is():
         algorithm.personal(state, task)
         algorithm.round(state, task)
         assert torch.equal(state.x, same.x) and (state.cursor == same.cursor).all()
-        for name in {"v", "a"} & vars(state).keys():
+        for name in {"v", "a", "c"} & vars(state).keys():
             assert torch.equal(getattr(state, name), getattr(same, name))
 
 
@@ -455,7 +504,8 @@ def test_buffers_and_dropout_come_along():
         state = run(algorithm, task, 3)
         buffers = algorithm.personal(state, task)[0, :, model.trained :]
         assert buffers.isfinite().all()
-        assert (buffers[0] - buffers[1]).norm() > 0, "each client has seen other samples"
+        shared = isinstance(algorithm, IFCA)  # clients 0 and 1 may have chosen one model
+        assert shared or (buffers[0] - buffers[1]).norm() > 0, "each client has seen other samples"
         assert (state.x[:, model.trained :] != task.init([0])[:, model.trained :]).any()
 
 
@@ -476,8 +526,9 @@ def test_spent_counts_what_is_computed(monkeypatch):
         counted[0] = 0
         state = run(algorithm, task, 3)
         algorithm.personal(state, task)
-        assert algorithm.spent(3)["gradients"] == counted[0] / N, name
-        assert algorithm.spent(3)["models"] == (0 if name == "LocalOnly" else 6)
+        choosing = N * 4 if name == "IFCA" else 0  # rows of samples whose losses choose
+        assert algorithm.spent(3)["gradients"] == (counted[0] - choosing) / N, name
+        assert algorithm.spent(3)["models"] == {"LocalOnly": 0, "IFCA": 12}.get(name, 6)
     assert LocalizedFedAvg(0.2, K, B, 5).spent(0) == {"models": 0, "gradients": 5}
 
 
@@ -485,7 +536,7 @@ def test_spent_by_hand():
     rounds = {
         "LocalizedFedAvg": 3 * 3 + 5, "PerFedAvg, first-order": 3 * 6 + 1,
         "PerFedAvg, hessian-free": 3 * 12 + 1, "PFedMe": 3 * 12, "Ditto": 18, "APFL": 18,
-        "APFL, adaptive": 18, "LocalOnly": 9, "Oracle": 9,
+        "APFL, adaptive": 18, "IFCA": 9, "LocalOnly": 9, "Oracle": 9,
     }  # fmt: skip
     assert {name: a.spent(3)["gradients"] for name, a in METHODS.items()} == rounds
 
@@ -500,6 +551,8 @@ def test_spent_by_perm():
     assert spent(perm, 7, sizes) == {"models": 14 + 8, "gradients": 70 + 2 * 2 * full}
     small = PERM(0.1, 10, 20, global_batch=10)
     assert spent(small, 3, sizes)["gradients"] == 30 + full + 0.5
+    often = PERM(0.1, 10, 20, refresh=1)
+    assert spent(often, 7, sizes) == {"models": 14 + 28, "gradients": 70 + 7 * 2 * full}
     exact = PERM(0.1, 10)
     assert spent(exact, 3, sizes)["gradients"] == 30 + 2
 
@@ -534,6 +587,8 @@ def test_spent_by_perm_counts_what_is_computed(monkeypatch):
         (lambda: Ditto(0.1, lam=float("inf")), "lam is a number of at least 0"),
         (lambda: Ditto(0.1, lam="much"), "lam is a number of at least 0"),
         (lambda: APFL(0.1, mixing=1.2), "mixing is a number of at least 0 and at most 1"),
+        (lambda: IFCA(0.1, clusters=0), "clusters is a whole number"),
+        (lambda: PERM(0.1, refresh=0), "refresh is a whole number"),
         (lambda: LocalOnly(0.1, 0), "local_steps is a whole number"),
         (
             lambda: Oracle(0.1, groups=(0, 1)).init(task_of(), (0,)),

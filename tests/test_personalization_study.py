@@ -11,12 +11,14 @@ from fedlib.engine.draws import upload
 from fedlib.engine.evaluation import Evaluation
 from fedlib.engine.simulation import simulate
 from fedlib.errors import FedlibError
+from fedlib.lab.evidence import catalogue, records, tuning
 from fedlib.lab.job import Job
 from fedlib.lab.studies import personalization as study
 from fedlib.lab.studies import personalization_theorems as theorems
 from fedlib.lab.studies.personalization_people import Judges, people
 from fedlib.papers.personalization import (
     APFL,
+    IFCA,
     PERM,
     Ditto,
     LocalizedFedAvg,
@@ -32,7 +34,7 @@ from fedlib.papers.personalization.discrepancy import estimate, halves
 S = dict(
     kind="", where="", title="", seeds=2, split="halves", clients=6, samples=20, judging=0.25,
     features=5, model=["softmax", 5, 2], l2=0.01, local_steps=2, batch_size=4, rounds=14, looks=7,
-    lam=30.0, inner_lr=0.05, pull=1.0, mixing=0.5, tune_steps=2,
+    lam=30.0, inner_lr=0.05, pull=1.0, mixing=0.5, tune_steps=2, clusters=2,
 )  # fmt: skip
 
 
@@ -73,12 +75,14 @@ def test_every_method_learns_and_tells_the_same_things():
 def test_what_an_experiment_says_is_what_a_method_gets():
     """No setting has the value that it has by default."""
     said = S | dict(
-        lam=7.0, inner_lr=0.2, pull=3.0, mixing=0.25, tune_steps=3, visits="printed", unbiased=True
+        lam=7.0, inner_lr=0.2, pull=3.0, mixing=0.25, tune_steps=3, visits="printed", unbiased=True,
+        clusters=4,
     )
     lr, population = (0.3, 0.4), people(S, (1, 2))
     mixing, groups = Mixing(7.0, unbiased=True), population.groups
     expected = {
         "perm": PERM(lr, 2, 4, "printed", mixing=mixing, global_lr=lr),
+        "perm-each-round": PERM(lr, 2, 4, "printed", mixing=mixing, global_lr=lr, refresh=1),
         "two-stage": ShuffledSGD(lr, 2, 4, "printed"),
         "fedavg": LocalizedFedAvg(lr, 2, 4, tune_steps=0),
         "localized": LocalizedFedAvg(lr, 2, 4, tune_steps=3),
@@ -86,6 +90,8 @@ def test_what_an_experiment_says_is_what_a_method_gets():
         "pfedme": PFedMe(lr, 2, 4, inner_lr=0.2, lam=3.0),
         "ditto": Ditto(lr, 2, 4, lam=3.0),
         "apfl": APFL(lr, 2, 4, mixing=0.25),
+        "apfl-adaptive": APFL(lr, 2, 4, mixing=0.25, adaptive=True),
+        "ifca": IFCA(lr, 2, 4, clusters=4),
         "local": LocalOnly(lr, 2, 4),
         "oracle": Oracle(lr, 2, 4, groups=groups),
     }
@@ -353,3 +359,14 @@ def test_rates_that_cannot_be_measured_are_refused_in_a_sentence(change, match):
     for carry_out in (theorems.rates_of_weights, theorems.rates_of_models, theorems.single_loop):
         with pytest.raises(FedlibError, match=match):
             carry_out(job)
+
+
+@pytest.mark.parametrize("figure", ["fig1", "fig2"])
+def test_what_has_a_rate_as_a_number_has_the_one_that_was_tuned(figure):
+    best = tuning.table(records.load("personalization", f"rates-{figure}", "quick").frame)
+    best = best.set_index("method")["at"]
+    given = [run for run in catalogue.settings("personalization", f"{figure}-more", "quick")["runs"]
+             if run["lr"] != "tuned"]  # fmt: skip
+    assert len(given) > 3
+    for run in given:  # all that is called PERM, in whichever reading, has PERM's
+        assert run["lr"] == pytest.approx(best[run["run"].partition(",")[0]], rel=1e-4)

@@ -51,6 +51,7 @@ class Serving(People):
     pull: NotRequired[PositiveFloat]  # λ of pFedMe and of Ditto
     mixing: NotRequired[PositiveFloat]  # α of APFL
     tune_steps: NotRequired[PositiveInt]  # of localized FedAvg
+    clusters: NotRequired[PositiveInt]  # of IFCA
 
 
 Basic = tuple[tuple[float, ...], int, int]  # rates, local steps, batch size
@@ -66,6 +67,9 @@ def _visits(s: Serving) -> str:
 
 METHODS: dict[str, Callable[[Basic, Serving, Population], Any]] = {
     "perm": lambda b, s, _: PERM(*b, _visits(s), mixing=_mixing(s), global_lr=b[0]),
+    "perm-each-round": lambda b, s, _: PERM(
+        *b, _visits(s), mixing=_mixing(s), global_lr=b[0], refresh=1
+    ),
     "two-stage": lambda b, s, _: ShuffledSGD(*b, _visits(s)),
     "fedavg": lambda b, s, _: others.LocalizedFedAvg(*b, 0),
     "localized": lambda b, s, _: others.LocalizedFedAvg(*b, s["tune_steps"]),
@@ -73,17 +77,22 @@ METHODS: dict[str, Callable[[Basic, Serving, Population], Any]] = {
     "pfedme": lambda b, s, _: others.PFedMe(*b, s["inner_lr"], lam=s["pull"]),
     "ditto": lambda b, s, _: others.Ditto(*b, s["pull"]),
     "apfl": lambda b, s, _: others.APFL(*b, s["mixing"]),
+    "apfl-adaptive": lambda b, s, _: others.APFL(*b, s["mixing"], True),
+    "ifca": lambda b, s, _: others.IFCA(*b, s["clusters"]),
     "local": lambda b, s, _: others.LocalOnly(*b),
     "oracle": lambda b, s, p: others.Oracle(*b, p.groups),
 }
 METHOD_NEEDS = {
     "perm": ["lam"],
+    "perm-each-round": ["lam"],
     "two-stage": ["lam"],
     "localized": ["tune_steps"],
     "per-fedavg": ["inner_lr"],
     "pfedme": ["inner_lr", "pull"],
     "ditto": ["pull"],
     "apfl": ["mixing"],
+    "apfl-adaptive": ["mixing"],
+    "ifca": ["clusters"],
 }  # of a run's settings
 TOGETHER = ("run", "lr", "tuned_as")  # in what rows of one batch may differ
 LISTENED = 0.01  # a weight from which on a client counts as listened to
@@ -300,6 +309,7 @@ TRIALS: dict[str, trials.Trial] = {
     "ShuffledSGD": _with(ShuffledSGD(0.05, 2, 4)),
     "ShuffledSGD, visits as printed": _with(ShuffledSGD((0.02, 0.03), 2, None, "printed", 3.0)),
     "PERM": _with(PERM(0.05, 2, 4)),
+    "PERM, weights in every round": _with(PERM(0.05, 2, 4, refresh=1)),
     "PERM, weights by steps": _with(PERM(0.05, 2, 4, mixing=BY_STEPS, global_batch=6)),
     "LocalizedFedAvg": _with(others.LocalizedFedAvg(0.05, 2, 4), "small_cnn"),
     "PerFedAvg": _with(others.PerFedAvg((0.05, 0.1), 2, 4)),
@@ -308,6 +318,7 @@ TRIALS: dict[str, trials.Trial] = {
     "Ditto": _with(others.Ditto(0.05, 2, 4)),
     "APFL": _with(others.APFL(0.05, 2, None)),
     "APFL, adaptive": _with(others.APFL(0.05, 2, 4, (0.3, 0.6), True)),
+    "IFCA": _with(others.IFCA(0.05, 2, 4, 3)),
     "LocalOnly": _with(others.LocalOnly(0.05, 2, 4)),
     "Oracle": _with(others.Oracle(0.05, 2, 4, (0, 1, 1, 0))),
     "PartialFedAvg": _with(masks.PartialFedAvg(0.05, 2, 4, (1.0, 0.5, 0.5, 0.25))),

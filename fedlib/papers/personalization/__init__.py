@@ -4,6 +4,7 @@ from fedlib.papers.personalization.algorithm import PERM, Mixing, ShuffledSGD
 from fedlib.papers.personalization.masks import PartialFedAvg
 from fedlib.papers.personalization.others import (
     APFL,
+    IFCA,
     Ditto,
     LocalizedFedAvg,
     LocalOnly,
@@ -14,6 +15,7 @@ from fedlib.papers.personalization.others import (
 
 __all__ = [
     "APFL",
+    "IFCA",
     "PERM",
     "Ditto",
     "LocalOnly",

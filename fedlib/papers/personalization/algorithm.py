@@ -113,7 +113,7 @@ class State:
 
 @dataclass(frozen=True)
 class Refresh(Generic[Array]):
-    """What chance decides when an epoch ends.
+    """What chance decides when weights change, at the end of an epoch.
 
     Attributes
     ----------
@@ -140,7 +140,7 @@ class Drawn(Generic[Array]):
     reading
         The minibatches of all clients, ``R * N`` copies.
     refresh
-        In the last round of an epoch of :class:`PERM`, else None.
+        Where weights of :class:`PERM` change after the round, else None.
     cursor
         As in :class:`State`, after the round.
     """
@@ -269,11 +269,15 @@ class PERM(ShuffledSGD):
         Step size γ of the global model; a number, or one a run.
     global_batch
         Samples M of every client in the global step; None takes all of them.
+    refresh
+        Rounds after which global model and weights change, each time; None is an epoch, as in the
+        box, and 1 every round, as in the paper's Section 3.2.
     """
 
     mixing: Mixing = Mixing()
     global_lr: float | tuple[float, ...] = 0.1
     global_batch: int | None = None
+    refresh: int | None = None
 
     per_run: ClassVar = ("lr", "global_lr")
 
@@ -284,12 +288,14 @@ class PERM(ShuffledSGD):
             raise FedlibError(f"mixing is a Mixing, such as Mixing(lam=30.0); got {self.mixing!r}.")
         if self.global_batch is not None:
             check_whole_number("global_batch", self.global_batch)
+        if self.refresh is not None:
+            check_whole_number("refresh", self.refresh)
 
     def refreshing(
         self, state: State, task: Task, t: int, cursor: np.ndarray
     ) -> tuple[Refresh[np.ndarray] | None, np.ndarray]:
-        """Draw what comes after round ``t``; something only where it ends an epoch."""
-        epoch, last = divmod(t + 1, task.N)
+        """Draw what comes after round ``t``; something only where weights change."""
+        number, last = divmod(t + 1, self.refresh or task.N)
         if last:
             return None, cursor
         everyone = np.broadcast_to(np.arange(task.N), cursor.shape)
@@ -297,7 +303,7 @@ class PERM(ShuffledSGD):
             reading, _ = task.data.read(state.seeds, everyone, cursor, 1, None)
         else:
             reading, cursor = task.data.read(state.seeds, everyone, cursor, 1, self.global_batch)
-        return Refresh(reading, halves(task.data, state.seeds, epoch)), cursor
+        return Refresh(reading, halves(task.data, state.seeds, number)), cursor
 
     def refreshed(self, state: State, task: Task, drawn: Drawn[Tensor]) -> State:
         """Return the state with a step of the global model and new weights, after an epoch."""

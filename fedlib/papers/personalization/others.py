@@ -25,6 +25,7 @@ from fedlib.engine.cost import check_room
 from fedlib.engine.data import Batch
 from fedlib.engine.draws import draw_one, upload
 from fedlib.engine.local import local_sgd
+from fedlib.engine.losses import LOSSES
 from fedlib.engine.mixing import average, mix
 from fedlib.engine.rng import stream
 from fedlib.engine.steps import Now, Step, proximal, sgd
@@ -64,6 +65,19 @@ class Mixed(State):
     """
 
     a: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clustered(fedavg.State):
+    """What a checkpoint of :class:`IFCA` holds.
+
+    Attributes
+    ----------
+    c
+        The models of the clusters, ``[R, k, P]``.
+    """
+
+    c: Tensor
 
 
 S = TypeVar("S", bound=fedavg.State)
@@ -574,7 +588,80 @@ class Oracle(LocalOnly):
         return paid(rounds, 2, self.local_steps)
 
 
+@dataclass(frozen=True)
+class IFCA(Everyone[Clustered]):
+    """k models, and every client trains the one that fits its samples best.
+
+    Ghosh, Chung, Yin and Ramchandran, *An Efficient Framework for Clustered Federated Learning*,
+    NeurIPS 2020, Algorithm 1 with model averaging. In each round every client gets all k models,
+    chooses ``j = argmin_j f_i(c_j)`` by its loss on all of its samples, and takes its local steps
+    from ``c_j``; a new ``c_j`` is the mean over those who chose it, and stays if nobody did. The
+    first model is FedAvg's, the others are drawn beside it.
+
+    Parameters
+    ----------
+    lr
+        Step size; a number, or one a run.
+    local_steps
+        Local steps of each client in a round.
+    batch_size
+        Minibatch size; None takes all samples.
+    clusters
+        How many models k; 1 is FedAvg.
+    """
+
+    clusters: int = 2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_whole_number("clusters", self.clusters)
+
+    def init(self, task: Task, seeds: Sequence[int], x: Tensor | None = None) -> Clustered:
+        """Return the state before the first round, from fresh models or from given ``x[R, P]``."""
+        first = self.start(task, seeds, x)
+        others = [
+            torch.cat([task.model.init(stream(seed, "init", j)) for seed in first.seeds])
+            for j in range(1, self.clusters)
+        ]
+        c = torch.stack([first.x, *(other.to(first.x) for other in others)], 1)
+        return Clustered(**vars(first), c=c)
+
+    def trained(
+        self, state: Clustered, task: Task, batches: list[Batch], drawn: Drawn[Tensor]
+    ) -> Clustered:
+        """Return the state after everyone's choice, steps, and the mean of each cluster."""
+        chosen = choices(task, state.c, state.seeds)  # [R, N, k], a one in each row
+        start = mix(state.c, chosen).flatten(0, 1)
+        y = local_sgd(task, start, batches, column(self.lr, state.x, task.N))
+        many = chosen.sum(1).unsqueeze(2)  # [R, k, 1]
+        c = torch.where(many > 0, mix(y, chosen.mT / many.clamp(min=1)), state.c)
+        return replace(state, x=average(y, drawn.q), c=c)
+
+    def personal(self, state: Clustered, task: Task) -> Tensor:
+        """Return for every client the model that it would choose now, ``[R, N, P]``."""
+        return mix(state.c, choices(task, state.c, state.seeds))
+
+    def spent(self, rounds: int) -> dict[str, float]:
+        """Return models and gradients; k losses on all samples a round are none, and cost more."""
+        return paid(rounds, self.clusters + 1, self.local_steps)
+
+
 # --- what they share ------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def choices(task: Task, c: Tensor, seeds: Sequence[int]) -> Tensor:
+    """Return a one where a client's own samples fit best, ``[R, N, k]``, for ``c[R, k, P]``."""
+    out = []
+    for seed, models in zip(seeds, c, strict=True):
+        batch = task.data.of(seed).full_batch()
+        x, y = task.features(batch)
+        each = [
+            batch.mean(LOSSES[task.loss_name](task.model.apply(one.expand(task.N, -1), x), y))
+            for one in models
+        ]
+        out.append(torch.stack(each, 1).argmin(1))
+    return torch.nn.functional.one_hot(torch.stack(out), c.shape[1]).to(c)
 
 
 def everyones(x: Tensor, task: Task) -> Tensor:
@@ -619,12 +706,13 @@ def spent(algorithm: ShuffledSGD, rounds: int, sizes: Sequence[int]) -> dict[str
     """Return what a client has paid after so many rounds of :class:`ShuffledSGD` or :class:`PERM`.
 
     In every round a client gets a model, takes K steps on it and passes it on: two models, K
-    gradients. When an epoch of N rounds ends, PERM adds four messages: the global model comes, a
-    gradient goes for its step; the new one comes, a full gradient goes for the weights. The work
-    of these counts in minibatches: a full gradient of n_j samples is ``n_j / batch_size`` of them,
-    and a global step on M samples ``M / batch_size``; the mean over the clients is returned. Where
-    batch_size is None, a minibatch is all that a client has. The closing step that neither takes by
-    itself, :func:`~fedlib.papers.personalization.algorithm.final_step`, is not counted.
+    gradients. When weights change, after an epoch of N rounds or after ``refresh`` of them, PERM
+    adds four messages: the global model comes, a gradient goes for its step; the new one comes, a
+    full gradient goes for the weights. The work of these counts in minibatches: a full gradient of
+    n_j samples is ``n_j / batch_size`` of them, and a global step on M samples ``M / batch_size``;
+    the mean over the clients is returned. Where batch_size is None, a minibatch is all that a
+    client has. The closing step that neither takes by itself,
+    :func:`~fedlib.papers.personalization.algorithm.final_step`, is not counted.
 
     Parameters
     ----------
@@ -639,7 +727,7 @@ def spent(algorithm: ShuffledSGD, rounds: int, sizes: Sequence[int]) -> dict[str
         return cost
     read = n if algorithm.global_batch is None else np.full_like(n, algorithm.global_batch)
     unit = n if algorithm.batch_size is None else algorithm.batch_size
-    ends = rounds // len(n)
+    ends = rounds // (algorithm.refresh or len(n))
     extra = ends * float(np.mean((read + n) / unit))
     return {"models": cost["models"] + 4 * ends, "gradients": cost["gradients"] + extra}
 

@@ -98,6 +98,45 @@ class Constants:
 
 
 # --------------------------------------------------------------------------------------------------
+# What several bounds are made of
+
+
+def squared(**roots: float) -> Bound:
+    """Return ``(Σ roots)²``, and of it as a term ``root · Σ roots``: alone each is its square."""
+    return Bound({name: root * sum(roots.values()) for name, root in roots.items()})
+
+
+def contracted(
+    q: float, R: int, start2: float, noise2: float, **off: float | np.ndarray
+) -> Bound:
+    """Return what is left after R times ``e ← √(q² e² + noise2) + off`` (ours).
+
+    ``(√(q^2R start2 + noise2 (1 − q^2R)/(1 − q²)) + Σ_r q^(R−1−r) off_r)²``.
+
+    Parameters
+    ----------
+    start2
+        ``e²`` at the start.
+    noise2
+        Variance that comes in each time.
+    off
+        By what is missed each time, by name; a number, or ``[R]``.
+
+    Returns
+    -------
+    Bound
+        Terms ``start``, ``noise``, and one for each of ``off``, with its share of mixed terms.
+    """
+    memory = q ** np.arange(R - 1, -1, -1.0)
+    start, noise = q ** (2 * R) * start2, noise2 * (1 - q ** (2 * R)) / (1 - q**2)
+    moved = {name: float((memory * much).sum()) for name, much in off.items()}
+    beside = 2 * math.sqrt(start + noise) + sum(moved.values())
+    return Bound(
+        {"start": start, "noise": noise} | {name: m * beside for name, m in moved.items()}
+    )
+
+
+# --------------------------------------------------------------------------------------------------
 # Step sizes
 
 
@@ -150,9 +189,13 @@ def lemma_2(c: Constants, away2: float, off2: float) -> Bound:
 
 
 def lemma_2_sharper(c: Constants, away2: float, off2: float) -> Bound:
-    """Return ``(L−μ) away2 + ((L−μ) κ_Φ² + NG²/(2L)) off2``, a bound on the same (ours)."""
-    share = (c.L - c.mu) * c.kappa_phi**2 + c.N * c.G**2 / (2 * c.L)
-    return Bound({"model": (c.L - c.mu) * away2, "weights": share * off2})
+    """Return ``½(L−μ)(√away2 + κ_Φ √off2)² + NG²/(2L) off2``, a bound on the same (ours).
+
+    Terms ``model`` and ``target``, the two parts of the square, and ``weights``.
+    """
+    apart = squared(model=math.sqrt(away2), target=c.kappa_phi * math.sqrt(off2))
+    terms = {name: (c.L - c.mu) / 2 * value for name, value in apart.terms.items()}
+    return Bound(terms | {"weights": c.N * c.G**2 / (2 * c.L) * off2})
 
 
 def lemma_3(c: Constants, away: float) -> Bound:
@@ -166,10 +209,20 @@ def lemma_3(c: Constants, away: float) -> Bound:
 
 
 def lemma_3_sharper(c: Constants, away: float) -> Bound:
-    """Return the same with ½ for 4 and ``L − μ`` for L (ours)."""
-    spread = (c.L - c.mu) * away
-    each = 4 * c.N * (c.kappa_g * spread) ** 2
-    return Bound({"dissimilarity": 2 * each * c.zeta_bar, "fourth": each * spread**2 / 2})
+    """Return ``(κ_g (L−μ) away √N (2√ζ̄_i + ½ (L−μ) away))²``, a bound on the same (ours).
+
+    Terms ``dissimilarity`` and ``fourth``, as :func:`squared` has them.
+    """
+    return _moved_weights(c, away**2, away**4)
+
+
+def _moved_weights(c: Constants, away2: float, away4: float, **others: float) -> Bound:
+    each = c.kappa_g * math.sqrt(c.N) * (c.L - c.mu)
+    return squared(
+        **others,
+        dissimilarity=2 * each * math.sqrt(c.zeta_bar * away2),
+        fourth=each * (c.L - c.mu) / 2 * math.sqrt(away4),
+    )
 
 
 # --------------------------------------------------------------------------------------------------
@@ -180,6 +233,17 @@ def lemma_5(c: Constants, lr: float) -> Bound:
     """Return ``3Kγ²δ² + 6K²γ²ζ``, the bound on ``(1/N) Σ_i E‖w_i − w̄‖²`` in a round (Lemma 5)."""
     return Bound(
         {"noise": 3 * c.K * lr**2 * c.delta2, "dissimilarity": 6 * (c.K * lr) ** 2 * c.zeta}
+    )
+
+
+def lemma_5_sharper(c: Constants, lr: float, t: int) -> Bound:
+    """Return ``(1 − 1/N) γ² (δ √t + √(2ζ) t)²``, a bound on the same after t steps (ours).
+
+    Terms ``noise`` and ``dissimilarity``, as :func:`squared` has them.
+    """
+    each = math.sqrt(1 - 1 / c.N) * lr
+    return squared(
+        noise=each * math.sqrt(c.delta2 * t), dissimilarity=each * math.sqrt(2 * c.zeta) * t
     )
 
 
@@ -222,21 +286,17 @@ def local_error(c: Constants, R: int, lr: float, start2: float) -> Bound:
     Returns
     -------
     Bound
-        Terms ``start``; ``average``, the noise of N clients; ``noise``, what noise does through
-        curvature (zero for quadratics); and ``drift``.
+        Terms ``start``; ``noise``, that of N clients; ``bend``, what noise does through curvature
+        (for quadratics it may be left out); and ``drift``. See :func:`contracted`.
     """
     _small(lr, (1 - 1e-12) / c.L, "1/L")
-    rho = (1 - c.mu * lr) ** c.K
-    root = math.sqrt(rho)
-    bend = 2 / 3 * lr**2 * c.L * math.sqrt(c.delta2 * c.K**3)
-    away = 0.5 * lr**2 * c.L * c.K * (c.K - 1) * c.G
-    return Bound(
-        {
-            "start": rho**R * start2,
-            "average": c.K * lr**2 * c.delta2 / c.N / root / (1 - rho),
-            "noise": bend**2 / root / (1 - root) / (1 - rho),
-            "drift": away**2 / (1 - root) / (1 - rho),
-        }
+    return contracted(
+        (1 - c.mu * lr) ** c.K,
+        R,
+        start2,
+        c.K * lr**2 * c.delta2 / c.N,
+        bend=2 / 3 * lr**2 * c.L * math.sqrt(c.delta2 * c.K**3),
+        drift=0.5 * lr**2 * c.L * c.K * (c.K - 1) * c.G,
     )
 
 
@@ -259,6 +319,8 @@ def theorem_1_printed(c: Constants, R: float, steps: float) -> Bound:
 def theorem_1(c: Constants, steps: int, away2: float, away4: float | None = None) -> Bound:
     """Return a bound on ``E‖α̂_i − α_i*‖²`` after ``T_α = steps`` steps at w^R (corrected).
 
+    ``(√2 (1 − n_min/n_max)^T_α + κ_g (L−μ) √N (2 √(ζ̄_i away2) + ½ (L−μ) √away4))²``.
+
     Parameters
     ----------
     away2, away4
@@ -268,17 +330,10 @@ def theorem_1(c: Constants, steps: int, away2: float, away4: float | None = None
     -------
     Bound
         Terms ``steps``, ``dissimilarity`` (with the N that is missing in the paper) and ``fourth``
-        (missing in the paper).
+        (missing in the paper), as :func:`squared` has them.
     """
     away4 = c.D**2 * away2 if away4 is None else away4
-    each = 2 * 4 * c.N * (c.kappa_g * c.L) ** 2
-    return Bound(
-        {
-            "steps": 4 * c.contraction ** (2 * steps),
-            "dissimilarity": 2 * each * c.zeta_bar * away2,
-            "fourth": each * c.L**2 / 2 * away4,
-        }
-    )
+    return _moved_weights(c, away2, away4, steps=math.sqrt(2) * c.contraction**steps)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -354,19 +409,13 @@ def theorem_2_model(c: Constants, alpha: Any, R: int, lr: float, start2: float) 
     Returns
     -------
     Bound
-        Terms ``start``, ``noise`` (at the prescribed rate about ``4Λ δ²‖α‖²/(μ²RK)``) and ``order``
-        (about ``4 κ² Λ² G²/(μ²R²)``).
+        Terms ``start``, ``noise`` (at the prescribed rate about ``2Λ δ²‖α‖²/(μ²RK)``) and ``order``
+        (alone about ``4 κ² Λ² G²/(μ²R²)``). See :func:`contracted`.
     """
     alpha = _visits(c, alpha, lr)
     q = float(np.prod((1 - lr * c.N * c.mu * alpha) ** c.K))
     noise = (lr * c.N) ** 2 * c.K * c.delta2 * float(alpha @ alpha)
-    return Bound(
-        {
-            "start": q**R * start2,
-            "noise": noise / (q * (1 - q)),
-            "order": (epoch_error(c, alpha, lr) / (1 - q)) ** 2,
-        }
-    )
+    return contracted(q, R, start2, noise, order=epoch_error(c, alpha, lr))
 
 
 def theorem_2(c: Constants, model2: float, weights2: float) -> Bound:
@@ -453,7 +502,7 @@ def theorem_3_printed(c: Constants, R: float, M: float, steps: float, p: float) 
 def theorem_3_corrected(c: Constants, R: float, M: float, steps: float) -> Bound:
     """Return the terms of Theorem 3 with their units repaired, every hidden factor 1.
 
-    A repair of units and no proved bound; the chapter proves another one, without a floor.
+    A repair of units and no proved bound; :func:`theorem_3_model` is one, without a floor.
     ``ζ̄_i + L²D²`` stands for ``ζ̄_i``, which covers the term of fourth order that the proof drops.
     """
     share = c.kappa_phi**2 * c.L
@@ -467,6 +516,47 @@ def theorem_3_corrected(c: Constants, R: float, M: float, steps: float) -> Bound
             "steps": share * R**2 * c.contraction ** (2 * steps),
             "minibatch": slack * c.delta2 / M,
         }
+    )
+
+
+def global_error(c: Constants, r: int, lr: float, M: float, start2: float) -> Bound:
+    """Return a bound on ``E‖w^r − w*‖²`` of the single loop's global model (ours).
+
+    At the rate γ = ``lr`` up to 1/L, with M samples of each client in a step. Terms ``start`` and
+    ``noise``.
+    """
+    _small(lr, 1 / c.L, "1/L")
+    return contracted(1 - c.mu * lr, r, start2, lr**2 * c.delta2 / (c.N * M))
+
+
+def theorem_3_model(c: Constants, R: int, lr: float, start2: float, off2: Any) -> Bound:
+    """Return a bound on ``E‖v^R − v*(α*)‖²`` of Algorithm 2, while its weights are moving (ours).
+
+    Parameters
+    ----------
+    R
+        Epochs.
+    lr
+        η, with ``η α^r(j) N < 1/L`` in every epoch.
+    start2
+        ``‖v^0 − v*‖²``.
+    off2
+        ``E‖α^r − α*‖²`` of every epoch, ``[R]``, or anything above it: of :func:`theorem_1` with
+        :func:`global_error`.
+
+    Returns
+    -------
+    Bound
+        Terms ``start``, ``noise``, ``order`` and ``weights``. See :func:`contracted`.
+    """
+    h = lr * c.N * c.K
+    return contracted(
+        math.exp(-c.mu * h),
+        R,
+        start2,
+        h**2 * c.delta2 / c.K,
+        order=0.5 * h**2 * c.L * c.G * (1 - 1 / (c.N * c.K)),
+        weights=h * math.sqrt(c.N) * c.G * np.sqrt(as_array(off2)),
     )
 
 
