@@ -32,7 +32,7 @@ from fedlib.papers.vertical.problem import LOSSES
 from fedlib.papers.vertical.runs import Log, Messages
 from fedlib.papers.vertical.setup import CHUNK, Draws, Setup
 
-REQUEST, BACKWARD, GATHER, MASKS, ANSWER, COLLABORATE, DOMINATE, BEGIN = range(8)
+REQUEST, BACKWARD, GATHER, ANSWER, COLLABORATE, DOMINATE, BEGIN = range(7)
 SGD, SVRG, SAGA = range(3)
 NONE, L2, NONCONVEX = range(3)
 DONE, REFILL, ROOM = range(3)
@@ -55,8 +55,8 @@ EVENT = np.dtype([  # ``what`` happens to which party and worker of it, in which
 JOB = np.dtype([("what", HALF), ("step", HALF)])
 STEP = np.dtype([("of", WHOLE), ("i", WHOLE), ("theta", REAL), ("place", WHOLE), ("left", WHOLE)])
 LINK = np.dtype([  # between a dominator and a party, for the dominator's present step
-    ("request", REAL), ("answer", REAL), ("backward", REAL), ("second", REAL), ("mask", REAL),
-    ("score", REAL), ("seen", WHOLE), ("last", REAL), ("ready", REAL),
+    ("request", REAL), ("answer", REAL), ("backward", REAL), ("mask", REAL), ("score", REAL),
+    ("seen", WHOLE), ("last", REAL),
 ])  # fmt: skip
 PARTY = np.dtype([
     ("head", WHOLE), ("size", WHOLE), ("free", WHOLE), ("version", WHOLE), ("pairs", WHOLE),
@@ -95,7 +95,6 @@ class Rule(NamedTuple):
     backward: bool
     log: bool
     prompt: bool
-    trees: int  # 2, or 1: all send to the dominator
 
 
 class State(NamedTuple):
@@ -113,11 +112,6 @@ class State(NamedTuple):
     cost: np.ndarray  # [q]
     active: np.ndarray  # [m]
 
-    # who sends to whom on the way up a tree, for each dominator
-    above: np.ndarray  # [trees, m, q]
-    terms: np.ndarray  # [trees, m, q], of the sum that a party sends: its own and those below it
-    upward: np.ndarray  # [m, q], parties in an order in which each comes before the one above it
-
     # what is under way
     clock: np.ndarray  # [1]
     heap: np.ndarray
@@ -125,9 +119,9 @@ class State(NamedTuple):
     idle: np.ndarray  # [q, k], stacks of free workers
     waiting: np.ndarray  # dominators that the bound holds back
     begun: np.ndarray  # [m], steps
-    missing: np.ndarray  # [trees, m, q], terms that a party still waits for
+    missing: np.ndarray  # [m], scores
     samples: np.ndarray  # [m, chunk], and what else is drawn ahead
-    drawn: np.ndarray  # [m, chunk, q, 5]
+    drawn: np.ndarray  # [m, chunk, q, 4]
     links: np.ndarray  # [m, q]
     steps: np.ndarray  # by beginning
 
@@ -157,10 +151,10 @@ class State(NamedTuple):
 #
 # _begin        a new step and the links to its dominator; clock: started, need; own, missing;
 #               or, held back by the bound, waiting
-# _gather       missing; with the last term the step's theta and place, sent, reads; clock: formed
+# _gather       the step's theta and place; missing; sent and reads; clock: formed
 # _dominate     what a write changes, see _written
-# _arrive       the inbox; clock: crowded; missing; with ``prompt`` the link's score
-# _answer       missing, and what _done does
+# _arrive       the inbox; clock: crowded; with ``prompt`` the link's score
+# _answer       only what _done does
 # _collaborate  what a write changes
 # _serve        the inbox and idle workers; the link's score, or what the worker's thread holds
 #
@@ -227,8 +221,8 @@ def _run(state, until):
             _arrive(state, party, what, step)
         elif what == ANSWER:
             _answer(state, party, worker, step)
-        elif what <= MASKS:
-            _gather(state, what - GATHER, party, step)
+        elif what == GATHER:
+            _gather(state, step)
         elif what == COLLABORATE:
             _collaborate(state, party, worker, step)
         elif what == DOMINATE:
@@ -254,36 +248,33 @@ def _begin(state, a):
     clock.started += 1
     state.begun[a] += 1
     clock.need = at + 1 == state.samples.shape[1]
+    state.missing[a] = q
     for j in range(q):
-        for tree in range(state.rule.trees):
-            state.missing[tree, a, j] = state.terms[tree, a, j]
         link, drawn = state.links[a, j], state.drawn[a, at, j]
-        link.request, link.answer, link.backward = drawn[0], drawn[1], drawn[2]
-        link.second, link.mask = drawn[3], drawn[4]
+        link.request, link.answer, link.backward, link.mask = drawn[0], drawn[1], drawn[2], drawn[3]
         if j != l:
             _send(state, link, link.request, REQUEST, j, number)
     _hold(state, l, state.rule.threads)
     link = state.links[a, l]
     link.score, link.seen = _score(state, l, i), state.parties[l].version
     _push(state.clock, state.heap, clock.now + state.cost[l], GATHER, l, 0, number)
-    if state.rule.trees == 2:
-        _summed(state, 1, l, number)
 
 
 @inlined
-def _gather(state, tree, l, number):
-    """A term of a tree's sum is in at party ``l``. With the last of all, ϑ is formed and sent."""
-    if not _summed(state, tree, l, number):  # others are on their way
-        return
+def _gather(state, number):
+    """A part of a score is in. With the last of them, ϑ is formed and sent."""
     clock, q = state.clock[0], state.rule.q
     step = state.steps[number]
     a, i = step.of, step.i
+    state.missing[a] -= 1
+    if state.missing[a]:  # others are on their way
+        return
     z, masks = 0.0, 0.0  # summed apart and then subtracted, so that masks cost the digits they do
     for j in range(q):
         z += state.links[a, j].score + state.links[a, j].mask
         masks += state.links[a, j].mask
     z -= masks
-    place = clock.formed
+    l, place = state.active[a], clock.formed
     theta = _theta(state.rule.loss, z, state.y[i])
     step.theta, step.place = theta, place
     _sent(state, theta, i, l, z, clock.labels)
@@ -310,12 +301,11 @@ def _dominate(state, l, number):
 def _arrive(state, l, what, number):
     """A request or ``(ϑ, i)`` comes into the inbox of party ``l``."""
     clock, step = state.clock[0], state.steps[number]
-    if what == REQUEST and state.rule.trees == 2:  # a mask waits for nothing
-        _summed(state, 1, l, number)
     if what == REQUEST and state.rule.prompt:
         link = state.links[step.of, l]
         link.score, link.seen = _score(state, l, step.i), state.parties[l].version
-        _push(state.clock, state.heap, clock.now + state.cost[l], GATHER, l, 0, number)
+        time = clock.now + (state.cost[l] + link.answer)
+        _push(state.clock, state.heap, time, GATHER, l, 0, number)
         return
     party, room = state.parties[l], state.inbox.shape[1]
     job = state.inbox[l, (party.head + party.size) % room]
@@ -349,8 +339,9 @@ def _serve(state, l):
 
 @inlined
 def _answer(state, l, worker, number):
-    """The score that was asked for is there: a term of the sum that the party sends."""
-    _summed(state, 0, l, number)
+    """The score that was asked for is on its way to the dominator."""
+    time = state.clock[0].now + state.links[state.steps[number].of, l].answer
+    _push(state.clock, state.heap, time, GATHER, l, 0, number)
     _done(state, l, worker)
 
 
@@ -362,22 +353,6 @@ def _collaborate(state, l, worker, number):
 
 
 # what several events do
-
-
-@compiled
-def _summed(state, tree, l, number):
-    """Add a term at party ``l``; the whole goes up. Tell whether the dominator has all it needs."""
-    step = state.steps[number]
-    a = step.of
-    state.missing[tree, a, l] -= 1
-    if state.missing[tree, a, l]:
-        return False
-    if l == state.active[a]:
-        return state.rule.trees == 1 or state.missing[1 - tree, a, l] == 0
-    link = state.links[a, l]
-    time = state.clock[0].now + (link.second if tree else link.answer)
-    _push(state.clock, state.heap, time, GATHER + tree, state.above[tree, a, l], 0, number)
-    return False
 
 
 @inlined
@@ -488,18 +463,8 @@ def _duration(state, r):
                 others -= state.active[j] == l
             jobs = 1 if l == state.active[a] else -(-others // state.rule.threads)
             drawn = state.drawn[a, at, l]
-            state.links[a, l].ready = drawn[0] + state.cost[l] * jobs
+            gather = max(gather, drawn[0] + state.cost[l] * jobs + drawn[1])
             update = max(update, drawn[2] + state.cost[l] * jobs)
-        for tree in range(state.rule.trees):
-            for l in state.upward[a]:
-                link, drawn = state.links[a, l], state.drawn[a, at, l]
-                if l == state.active[a]:
-                    gather = max(gather, link.ready)
-                else:
-                    above = state.links[a, state.above[tree, a, l]]
-                    above.ready = max(above.ready, link.ready + drawn[3 if tree else 1])
-            for l in range(state.rule.q):  # masks wait for nothing
-                state.links[a, l].ready = state.drawn[a, at, l, 0]
     return gather + update
 
 
@@ -826,7 +791,7 @@ class Simulation:
             piece = int(state.begun[a] // CHUNK)
             if piece != self._pieces[a]:
                 self._pieces[a], drawn = piece, state.drawn[a]
-                state.samples[a], drawn[:, :, :4], drawn[:, :, 4] = self.draws.piece(party, piece)
+                state.samples[a], drawn[:, :, :3], drawn[:, :, 3] = self.draws.piece(party, piece)
         state.clock["need"] = 0
 
     def _grow(self) -> None:
@@ -879,7 +844,7 @@ def _rule(setup: Setup) -> Rule:
     return Rule(
         is_sparse, is_sparse and linear and not full, method, LOSSES.index(problem.loss), penalty,
         full, float(problem.lam), setup.lr, problem.q, int(setup.threads), bound,
-        bool(setup.ordered), bool(setup.backward), bool(setup.log), setup.prompt, 1 if setup.trees is None else 2,
+        bool(setup.ordered), bool(setup.backward), bool(setup.log), setup.prompt,
     )  # fmt: skip
 
 
@@ -905,14 +870,11 @@ def _data(setup: Setup, columns: np.ndarray) -> dict[str, np.ndarray]:
 def _under_way(setup: Setup) -> dict[str, np.ndarray]:
     """Return the queue at time 0: nothing is under way."""
     q, m, k = setup.problem.q, setup.m, setup.threads
-    above, upward = setup.routes()
-    terms = np.array([[np.bincount(row, minlength=q) for row in tree] for tree in above])
     return {
-        "above": above, "upward": upward, "terms": terms, "missing": np.zeros_like(terms),
         "clock": np.zeros(1, CLOCK), "heap": np.zeros(4 * (m + 1) * (q + 2), EVENT),
         "inbox": np.zeros((q, 4 * m + 4), JOB), "idle": np.tile(np.arange(k), (q, 1)),
-        "waiting": np.zeros(m, WHOLE), "begun": np.zeros(m, WHOLE),
-        "samples": np.zeros((m, CHUNK), WHOLE), "drawn": np.zeros((m, CHUNK, q, 5)),
+        "waiting": np.zeros(m, WHOLE), "begun": np.zeros(m, WHOLE), "missing": np.zeros(m, WHOLE),
+        "samples": np.zeros((m, CHUNK), WHOLE), "drawn": np.zeros((m, CHUNK, q, 4)),
         "links": np.zeros((m, q), LINK), "steps": np.zeros(max(setup.steps, m), STEP),
     }  # fmt: skip
 

@@ -14,7 +14,6 @@ from fedlib.engine.checks import check_whole_number
 from fedlib.engine.rng import stream
 from fedlib.errors import FedlibError, unknown
 from fedlib.papers.vertical.problem import Problem
-from fedlib.papers.vertical.secure import Trees, check_trees, seats, sends
 from fedlib.population.delays import Deterministic, Law, check_law
 
 METHODS = ("sgd", "svrg", "saga")
@@ -44,7 +43,6 @@ class Setup:
     steps: int = 0  # dominated ones, in all
     log: bool = True
     prompt: bool = False
-    trees: Trees | None = None
 
     def __post_init__(self) -> None:
         q = self.problem.q
@@ -66,8 +64,6 @@ class Setup:
                 f"Masks as wide as {self.mask:g} wash the sum out: with {q} parties float64 loses "
                 f"up to {lost:.1g}. Take narrower masks, or whole numbers modulo 2⁶⁴."
             )
-        if self.trees is not None and check_trees(self.trees) != q:
-            raise FedlibError(f"Trees for {check_trees(self.trees)} parties; there are {q}.")
         check_law("delays", self.delays)
         times = np.array([at_least("compute", c, 0) for c in np.atleast_1d(self.compute)])
         if len(times) not in (1, q):
