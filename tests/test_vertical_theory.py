@@ -394,6 +394,14 @@ def late_and_fresh(world, plan, end, **kw):
     return size2(fresh - log.step[t]) / theory.lemma_3(c, d, 1e-6, *sums)
 
 
+def sum_of_steps(h, K=100):
+    world = Parabola([[0, 1]], [2], [1], [0, -1])
+    log, c, d = follow(world, held(K), h / K, L_g=1.0)
+    seen = sum(size2(world.each(read)[:, 0][:, world.blocks[block]])
+               for (read, _), block in zip(log.read, log.block, strict=True))  # fmt: skip
+    return sum(size2(step) for step in log.step) / seen / theory.lemma_10(c, d, h / K)
+
+
 def off_at_the_dominators_time():
     log, c, d = follow(Parabola([[0, 1]], [1.5], [1], [0, -0.5]), *ahead(30, 30)[:1], 1e-6,
                        end=ahead(30, 30)[1], L_g=0.5)  # fmt: skip
@@ -465,6 +473,7 @@ NEAR = {  # measured by allowed
             Parabola([[1, 0]], [1], [0], [0, 0]), held(42, 40.3), 1.0, 42, at=(1, 0)), 0.9994),
     "one step, regulariser": (
         lambda: lost_in_a_step(STEEP, ahead(0, 60)[0], 0.62 / 61, 62, L=1e-9, L_g=1.0), 0.0825),
+    "Lemma 10": (lambda: sum_of_steps(0.15), 0.2954),
     "Theorem 1": (lambda: windows_of_one_step(2000), 1.0),
     "Theorem 1, start": (lambda: windows_of_one_step(60, G=1e-6), 1.0),
     "Theorem 4": (messages_of_one_step, 1.0),
@@ -569,6 +578,9 @@ PERTURBED = [  # function, what is done to it, the case that notices, and whethe
       for name in ("step", "delay") for x in (0, 0.5, 0.9)),
     *(("theorem_1", f"start x {x}", part("start", x), "Theorem 1, start", True)
       for x in (0, 0.5, 0.9)),
+    ("lemma_10", "x 0.5", times(0.5), "Lemma 10", False),
+    ("lemma_10", "delays x 0", lambda f: lambda c, d, lr: f(c, Delays(0, 0, 1), lr),
+     "Lemma 10", False),
     *(("theorem_4", f"{name} x {x}", part(name, x), "Theorem 4", True)
       for name in ("start", "step", "delay") for x in (0, 0.5, 0.9)),
     *(("steps_of_a_loop", f"(γLN)² x {x}", of_the_loop(lambda h, x=x: x * h**2), "a, snapshot",
