@@ -595,8 +595,9 @@ class IFCA(Everyone[Clustered]):
     Ghosh, Chung, Yin and Ramchandran, *An Efficient Framework for Clustered Federated Learning*,
     NeurIPS 2020, Algorithm 1 with model averaging. In each round every client gets all k models,
     chooses ``j = argmin_j f_i(c_j)`` by its loss on all of its samples, and takes its local steps
-    from ``c_j``; a new ``c_j`` is the mean over those who chose it, and stays if nobody did. The
-    first model is FedAvg's, the others are drawn beside it.
+    from ``c_j``; a new ``c_j`` is the mean over those who chose it. The original draws a part of
+    the clients, and advises several random starts; here all take part, from one start, and a model
+    that nobody chose stays. The first model is FedAvg's, the others are drawn beside it.
 
     Parameters
     ----------
@@ -642,7 +643,7 @@ class IFCA(Everyone[Clustered]):
         return mix(state.c, choices(task, state.c, state.seeds))
 
     def spent(self, rounds: int) -> dict[str, float]:
-        """Return models and gradients; k losses on all samples a round are none, and cost more."""
+        """Return models and gradients; k losses on all samples a round are not counted."""
         return paid(rounds, self.clusters + 1, self.local_steps)
 
 
