@@ -292,6 +292,15 @@ def test_a_mask_waits_for_nothing_and_a_sum_of_scores_for_the_slowest_below():
     assert run.messages.time.tolist() == [3]
 
 
+def test_a_pass_goes_up_the_trees_by_hand():
+    """Parties need 30, 60, 90 and 120; the last goes over the third, which takes a message more."""
+    told = dict(active=[0], threads=1, compute=[1, 2, 3, 4], delays=Deterministic(1.0))
+    setup = setup_of(problem(X[:, :4]), "svrg", trees=FIGURE_5, **told)
+    assert setup.pass_time(0) == (120 + 2) + (120 + 1)
+    setup = setup_of(problem(X[:, :4]), "svrg", trees=FIGURE_5, **told | dict(compute=[1, 0, 0, 0]))
+    assert setup.pass_time(0) == 30 + 30
+
+
 def test_trees_are_for_all_parties():
     with pytest.raises(FedlibError, match="Trees for 3 parties; there are 4"):
         simulate_parties(problem(), "sgd", 0.1, steps=1, trees=log_depth(3))
