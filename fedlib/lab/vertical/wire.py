@@ -45,7 +45,8 @@ ASK, SCORES, MASKS, BACK, BASE, READY, NEXT = range(1, 8)
 ALL = -1  # instead of a sample: all of them
 BACKLOG = 8  # updates a collaborator thread may have before it; then nothing more is received
 BITS = 40  # after the point: scores add up to less than 8 million, exact to 5e-13 a party
-PAUSE, LONGER = 5e-5, 3e-4  # seconds, when there is nothing to do; when work is slept
+PAUSE, SHORT, LONG = 5e-5, 2e-4, 2e-3  # seconds with nothing to do; at a barrier, and while work
+# or messages take longer than that
 
 
 class Block:
@@ -165,7 +166,9 @@ class Process:
         self.pass_cost = self.block.n * self.cost / self.task.threads
         law = setup.delays[0]
         self.ways = _forever(lambda k: law.draws(setup.seed, "way", self.me, k, size=CHUNK))
-        self.pause = LONGER if self.cost or law.expected else PAUSE
+        slow = self.cost or law.expected
+        self.pauses = (SHORT, max(SHORT, min(LONG, law.expected / 3))) if slow else (PAUSE, PAUSE)
+        self.wake = threading.Event()
         if self.me in active:
             place, n = active.index(self.me), self.block.n
             self.samples = _forever(  # those of the simulator
@@ -213,7 +216,9 @@ class Process:
             elif not self.watched and now - heard > self.task.patience:
                 raise FedlibError(f"It has heard of nobody for {self.task.patience:g} seconds.")
             if not moved:
-                time.sleep(min([self.pause, *(max(one[0] - now, 0) for one in self.agenda[:1])]))
+                until = [max(due - now, 0) for due, *_ in self.agenda[:1]]
+                self.wake.wait(min([self.pauses[self.open], *until]))
+                self.wake.clear()
         for request, _ in self.flying:
             request.Wait()
         times, curve = zip(*self.block.curve, strict=True)
@@ -375,6 +380,7 @@ class Process:
                 if self.cost:
                     time.sleep(self.cost)
                 self.write(source, v, scalar, i, w)
+                self.wake.set()
         except BaseException as error:
             self.failure = error
 
