@@ -290,7 +290,7 @@ def check(
 
 @app.command()
 def bench(
-    name: Annotated[str, typer.Argument(help="local-sgd, personalization or processes.")] = "local-sgd",
+    name: Annotated[str, typer.Argument(help="Or personalization, processes.")] = "local-sgd",
     as_json: Json = False,
     out: Annotated[
         Path | None,

@@ -7,7 +7,8 @@ the simulator (who waits for whom), and not how fast a machine multiplies.
 from __future__ import annotations
 
 import itertools
-from statistics import median
+import os
+from statistics import fmean, median
 from typing import Any
 
 import numpy as np
@@ -53,11 +54,13 @@ def processes_table(repeats: int = 3) -> list[dict[str, Any]]:
     list of dict
         Rows with the number of parties, the method, whether all wait (VFB), by what share the
         slow party is slower; median, least and most seconds of the repeats, those of the
-        simulator, the ratio of the median to them; the loss at the end, and the simulator's.
+        simulator, the ratio of the median to them; the loss at the end, and the simulator's; how
+        many jobs wanted a core of the machine meanwhile, on average.
     """
     find_launcher()  # before anything is begun
     cases = list(itertools.product(PARTIES, METHODS, (True, False), SLOW))
     taken: dict[tuple, list[float]] = {case: [] for case in cases}
+    loads: dict[tuple, list[float]] = {case: [] for case in cases}
     rows = []
     for repeat, case in tqdm(list(itertools.product(range(repeats), cases)), "runs"):
         q, method, waiting, slow = case
@@ -68,6 +71,7 @@ def processes_table(repeats: int = 3) -> list[dict[str, Any]]:
         )  # fmt: skip
         end = run_parties(made(q), method, RATE, **setting).rows[-1]
         taken[case].append(end.time)
+        loads[case].append(os.getloadavg()[0])
         if repeat == repeats - 1:
             told, seconds = simulated(made(q), method, RATE, **setting).rows[-1], taken[case]
             rows.append({
@@ -76,6 +80,7 @@ def processes_table(repeats: int = 3) -> list[dict[str, Any]]:
                 "most": round(max(seconds), 3), "simulated": round(told.time, 3),
                 "ratio": round(median(seconds) / told.time, 3),
                 "loss": round(end.loss, 5), "simulated loss": round(told.loss, 5),
+                "load": round(fmean(loads[case]), 1),
             })  # fmt: skip
     return rows
 

@@ -153,11 +153,8 @@ def run_parties(
             "alone: table='theta'."
         )
     launcher = find_launcher()
-    with contextlib.ExitStack() as stack:
-        if hosts is None:
-            place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fedlib-vertical-")))
-        else:
-            place = _shared(hosts, folder)
+    with tempfile.TemporaryDirectory(prefix="fedlib-vertical-") as here:
+        place = Path(here) if hosts is None else _shared(hosts, folder)
         _deal(setup, place, waiting, equal, patience)
         if hosts is None:
             _attend(launcher, problem.q, place, patience, watch)
