@@ -43,6 +43,13 @@ def made(q: int) -> Problem:
     return Problem(x, y, split_features(COLUMNS, q), "logistic", 0.05)
 
 
+def setting(q: int, slow: float) -> dict[str, Any]:
+    """Return what a run is told: the last party, which has no labels, is the slow one."""
+    compute = straggler(q, q - 1, slow, BLOCK * q / COLUMNS)
+    delays = Deterministic(MESSAGE)
+    return dict(epochs=PASSES, active=q // 2, compute=compute, delays=delays)
+
+
 def processes_table(repeats: int = 3) -> list[dict[str, Any]]:
     """Run every method with 2, 4 and 8 parties, waiting or not, with and without a slow party.
 
@@ -64,22 +71,18 @@ def processes_table(repeats: int = 3) -> list[dict[str, Any]]:
     rows = []
     for repeat, case in tqdm(list(itertools.product(range(repeats), cases)), "runs"):
         q, method, waiting, slow = case
-        setting: dict[str, Any] = dict(
-            epochs=PASSES, active=q // 2,
-            compute=straggler(q, q - 1, slow, BLOCK * q / COLUMNS),
-            delays=Deterministic(MESSAGE), waiting=waiting,
-        )  # fmt: skip
-        end = run_parties(made(q), method, RATE, **setting).rows[-1]
+        told = dict(setting(q, slow), waiting=waiting)
+        end = run_parties(made(q), method, RATE, **told).rows[-1]
         taken[case].append(end.time)
         loads[case].append(os.getloadavg()[0])
         if repeat == repeats - 1:
-            told, seconds = simulated(made(q), method, RATE, **setting).rows[-1], taken[case]
+            last, seconds = simulated(made(q), method, RATE, **told).rows[-1], taken[case]
             rows.append({
                 "parties": q, "method": method, "waiting": waiting, "slower": slow,
                 "seconds": round(median(seconds), 3), "least": round(min(seconds), 3),
-                "most": round(max(seconds), 3), "simulated": round(told.time, 3),
-                "ratio": round(median(seconds) / told.time, 3),
-                "loss": round(end.loss, 5), "simulated loss": round(told.loss, 5),
+                "most": round(max(seconds), 3), "simulated": round(last.time, 3),
+                "ratio": round(median(seconds) / last.time, 3),
+                "loss": round(end.loss, 5), "simulated loss": round(last.loss, 5),
                 "load": round(fmean(loads[case]), 1),
             })  # fmt: skip
     return rows

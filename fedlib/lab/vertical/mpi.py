@@ -214,7 +214,7 @@ def _deal(setup: Setup, folder: Path, waiting: bool, equal: bool, patience: floa
     for l, block in enumerate(problem.blocks):
         part = replace(problem, x=problem.x[:, block], y=none, blocks=(np.arange(len(block)),))
         own = Setup(
-            part, setup.method, setup.lr, compute=setup.compute[l], delays=setup.delays[l],
+            part, setup.method, setup.lr, compute=float(setup.compute[l]), delays=setup.delays[l],
             table=setup.table, seed=setup.seed,
         )  # fmt: skip
         task = Part(
