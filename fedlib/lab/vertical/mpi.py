@@ -157,7 +157,8 @@ def run_parties(
         place = Path(here) if hosts is None else _shared(hosts, folder)
         _deal(setup, place, waiting, equal, patience)
         if hosts is None:
-            _attend(launcher, problem.q, place, patience, watch)
+            slept = problem.n * setup.cost.max() / setup.threads  # in a pass, when nobody moves
+            _attend(launcher, problem.q, place, patience, slept, watch)
         else:
             _wait(launcher, problem.q, place, Path(hosts))
         return _collect(problem, method, place)
@@ -238,6 +239,7 @@ def _attend(
     q: int,
     folder: Path,
     patience: float,
+    slept: float,
     watch: Callable[[dict[int, int]], None] | None,
 ) -> None:
     """Start the processes and stay with them; on any fault end all and say whose it was."""
@@ -259,7 +261,7 @@ def _attend(
                     f"Party {late[0]} (process {pids[late[0]]}) has been silent for {patience:g} "
                     "seconds; all parties were ended."
                 )
-            if now - moved > patience:
+            if now - moved > patience + slept:
                 raise FedlibError(
                     f"No party has moved for {patience:g} seconds; all were ended. {_said(folder)}"
                 )
