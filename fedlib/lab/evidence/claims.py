@@ -51,6 +51,7 @@ class Asked(Page, _With):
     bounds: NotRequired[list[int | float]]
     essential: NotRequired[bool]
     reading: NotRequired[str]  # of the claim's sentence; without one, a check of every reading
+    each: NotRequired[dict[str, list[Any]]]  # so many checks as there are combinations
 
 
 class Claim(Page):
@@ -86,7 +87,7 @@ def claims_of(paper: str) -> list[Claim]:
 
 @functools.cache
 def _read(path: Path) -> list[Claim]:
-    claims = read_toml(path, Claims)["claim"]
+    claims = [ages.spelled_out(claim) for claim in read_toml(path, Claims)["claim"]]
     for number, claim in enumerate(claims):
         place = f"{path}, claim {claim['id']}"
         if claim["id"] in {other["id"] for other in claims[:number]}:
