@@ -292,7 +292,7 @@ def check(
 
 @app.command()
 def bench(
-    name: Annotated[str, typer.Argument(help="local-sgd or personalization.")] = "local-sgd",
+    name: Annotated[str, typer.Argument(help="Or personalization, processes.")] = "local-sgd",
     as_json: Json = False,
     out: Annotated[
         Path | None,
