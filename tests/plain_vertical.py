@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from scipy import sparse
 
 from fedlib.engine.rng import stream
 from fedlib.lab.vertical.wire import Block
@@ -99,7 +100,7 @@ class Plain:
             if l != a:
                 self.send(step, l, leg=0)
         step.scores[a], step.reads[a] = me.score(i), me.version
-        self.after(self.setup.cost[a], self.gather, step, 0, a, "own term")
+        self.after(self.reading(a, i), self.gather, step, 0, a, "own term")
         if self.setup.trees:
             self.gather(step, 1, a, "own term")
 
@@ -144,7 +145,7 @@ class Plain:
         v = self.parties[a].estimate(step.theta, step.i, step.w)
         label = self.label(step, a, int(step.reads[a]))
         self.steps.append((a, step.i, step.theta, z, self.queue.now, label, step.reads))
-        self.after(self.setup.cost[a], self.dominate, step, label, v)
+        self.after(self.writing(a, step.i), self.dominate, step, label, v)
 
     def dominate(self, step, label, v):
         self.write(step, step.dominator, label, v, step.w)
@@ -158,7 +159,7 @@ class Plain:
         if leg == 0 and self.setup.prompt:
             me = self.parties[l]
             step.scores[l], step.reads[l] = me.score(step.i), me.version
-            self.after(self.setup.cost[l], self.gather, step, 0, l, "own term")
+            self.after(self.reading(l, step.i), self.gather, step, 0, l, "own term")
         else:
             self.inbox[l].append((step, leg))
             self.serve(l)
@@ -167,14 +168,15 @@ class Plain:
         while self.inbox[l] and self.busy[l] < self.setup.threads:
             step, leg = self.inbox[l].popleft()
             self.busy[l] += 1
-            me, cost = self.parties[l], self.setup.cost[l]
+            me = self.parties[l]
             if leg == 0:
                 step.scores[l], step.reads[l] = me.score(step.i), me.version
-                self.after(cost, self.answer, step, l)
+                self.after(self.reading(l, step.i), self.answer, step, l)
             else:
                 label = self.label(step, l, me.version)
                 v = me.estimate(step.theta, step.i, me.w)
-                self.after(cost, self.collaborate, step, l, label, v, me.w)
+                lasts = self.writing(l, step.i)
+                self.after(lasts, self.collaborate, step, l, label, v, me.w)
 
     def answer(self, step, l):
         self.gather(step, 0, l, "own term")
@@ -189,6 +191,19 @@ class Plain:
         self.serve(l)
 
     # what they need
+
+    def reading(self, l, i):
+        """Each number that party l has of a row takes its time."""
+        row = self.parties[l].x[[i]]
+        return self.setup.compute[l] * (row.nnz if sparse.issparse(row) else row.size)
+
+    def writing(self, l, i):
+        """Linear regularisers of sparse rows let all other columns be."""
+        whole, task = self.setup.problem.blocks[l], self.setup.problem
+        shrinks = task.regulariser == "nonconvex" or self.setup.lr * task.lam > 0.01
+        if sparse.issparse(task.x) and not shrinks and self.setup.table == "theta":
+            return self.reading(l, i)
+        return self.setup.compute[l] * len(whole)
 
     def after(self, time, what, *args):
         self.queue.push(self.queue.now + time, (what, *args))
@@ -292,17 +307,15 @@ class Rounds(Plain):
                 party.write(v, theta, i, w)
 
     def duration(self, active):
-        cost, k, gather, update = self.setup.cost, self.setup.threads, 0.0, 0.0
+        k, parties, gather, update = self.setup.threads, range(len(self.parties)), 0.0, 0.0
         for a in active:
-            delays = self.drawn(a)[1]
-            work = [
-                cost[l] * (1 if l == a else math.ceil((len(active) - (l in active)) / k))
-                for l in range(len(cost))
-            ]
+            i, delays, _ = self.drawn(a)
+            jobs = [1 if l == a else math.ceil((len(active) - (l in active)) / k) for l in parties]
+            work = [jobs[l] * self.reading(l, i) for l in parties]
             gather = max(gather, self.at(a, a, 0, delays[:, 0] + work, delays[:, 1]))
             if self.setup.trees:
                 gather = max(gather, self.at(a, a, 1, delays[:, 0], delays[:, 3]))
-            update = max(update, *(delays[:, 2] + work))
+            update = max(update, *(delays[l, 2] + jobs[l] * self.writing(l, i) for l in parties))
         return gather + update
 
     def at(self, a, l, tree, ready, hop):

@@ -196,15 +196,32 @@ def test_only_the_nonzero_columns_are_touched_and_nothing_is_lost(method, regula
     """Long sparse runs with many threads and much overtaking, against the whole blocks."""
     told = dict(steps=5000, active=4, threads=5, table="theta", ordered=False, every=20, log=False)
     told |= dict(delays=ShiftedExponential(0.0, 60.0), inner=2500)
+    x, rng = np.zeros_like(X), np.random.default_rng(7)
+    for block in problem().blocks:  # one number a party in each row: whole blocks take as long
+        x[range(N), rng.choice(block, N)] = rng.standard_normal(N)
+    sizes = np.array([len(block) for block in problem().blocks])
     runs = []
-    for x in (X, sparse.csr_array(X)):
-        task = problem(x, regulariser=regulariser)
-        runs.append(simulate_parties(task, method, 0.19, **told))
+    for kind, compute in ((x, 3 / sizes), (sparse.csr_array(x), 3.0)):
+        task = problem(kind, regulariser=regulariser)
+        runs.append(simulate_parties(task, method, 0.19, compute=compute, **told))
     same(*runs, tolerance=1e-10)
     lazy, eager = (
         Simulation(setup_of(problem(sparse.csr_array(X)), method, lr), None) for lr in (0.19, 0.21)
     )
     assert lazy.state.rule.lazy and not eager.state.rule.lazy
+
+
+@pytest.mark.parametrize("regulariser", ["l2", "nonconvex"])
+def test_a_sparse_step_takes_as_long_as_its_entries(regulariser):
+    """One party and one step: a score goes through its row, an update may have to go further."""
+    x = sparse.csr_array(X)
+    told = dict(steps=1, compute=2.0, seed=5, log=False)
+    run = simulate_parties(problem(x, q=1, regulariser=regulariser), "sgd", 0.1, **told)
+    entries = np.count_nonzero(X[run.messages.i[0]])
+    further = D if regulariser == "nonconvex" else entries
+    assert 0 < entries < D and run.rows[-1].time == 2 * (entries + further)
+    snapshot = simulate_parties(problem(x, q=1), "svrg", 0.1, **told)
+    assert snapshot.rows[-1].time == 2 * (2 * np.count_nonzero(X) + 2 * entries)
 
 
 def test_more_room_changes_nothing():

@@ -52,6 +52,7 @@ class Asked(Page, _With):
     essential: NotRequired[bool]
     reading: NotRequired[str]  # of the claim's sentence; without one, a check of every reading
     looks: NotRequired[int]  # at its record, while seeds were added; 1 where none were
+    each: NotRequired[dict[str, list[Any]]]  # so many checks as there are combinations
 
 
 class Claim(Page):
@@ -87,7 +88,7 @@ def claims_of(paper: str) -> list[Claim]:
 
 @functools.cache
 def _read(path: Path) -> list[Claim]:
-    claims = read_toml(path, Claims)["claim"]
+    claims = [ages.spelled_out(claim) for claim in read_toml(path, Claims)["claim"]]
     for number, claim in enumerate(claims):
         place = f"{path}, claim {claim['id']}"
         if claim["id"] in {other["id"] for other in claims[:number]}:

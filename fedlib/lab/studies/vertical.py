@@ -1,9 +1,9 @@
 """What the chapter on VFB² runs: races on a simulated clock, speed-up, rates, attacks, trees.
 
 A *race* takes one data set and one problem, and runs every method on it: VFB² and its synchronous
-twin VFB, under two laws for messages, and the two baselines of the paper's tables. Seconds do not
-occur: time is that of the cost model (:mod:`fedlib.papers.vertical.algorithm`), in units in which
-an ordinary party reads its block once.
+twin VFB, and the two baselines of the paper's tables. Seconds do not occur: time is that of the
+cost model (:mod:`fedlib.papers.vertical.algorithm`), in units of an ordinary party's job, the mean
+of forming a score and of updating its block.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from fedlib.schema import NonNegativeFloat, PositiveFloat, PositiveInt
 
 LINKS = {
     "near": Deterministic(0.0),  # messages take no time
-    "far": ShiftedExponential(0.5, 0.5),  # on average as long as a party needs for its block
+    "far": ShiftedExponential(0.5, 0.5),  # on average as long as an ordinary party's job
 }
 WAYS = ("not waiting", "waiting", "pooled", "own labels")
 SLOW = ("no run", "the waiting run", "both runs")
@@ -67,7 +67,14 @@ class Cut(Settings):
     active: PositiveInt  # of them; as many threads a party
 
 
-class Racing(Cut):
+class Timed(Cut):
+    """And how messages travel."""
+
+    trees: bool  # sums go up two trees, or straight to the dominator
+    prompt: bool  # requests are answered at once, or in turn
+
+
+class Racing(Timed):
     """Every method on one problem, for as many passes over the data."""
 
     method: str  # sgd, svrg, saga
@@ -81,27 +88,26 @@ class Racing(Cut):
     looks: PositiveInt  # about how many of them are kept
 
 
-class Scaling(Cut):
+class Scaling(Timed):
     """Time to a given gap, by the number of parties."""
 
     parties_grid: list[PositiveInt]
     method: str
     way: str
     links: str
+    even: NotRequired[bool]  # nobody is slower
     lr: PositiveFloat
     passes: PositiveFloat
     every: PositiveFloat
     gap: PositiveFloat
 
 
-class Pacing(Cut):
+class Pacing(Timed):
     """Time to a loss with and without waiting, by how long a message takes."""
 
-    messages: list[NonNegativeFloat]  # mean times, in those that a party needs for its block
+    messages: list[NonNegativeFloat]  # mean times, in those of a party's job
     method: str
     slow: str  # in which runs one party is slower
-    trees: bool  # sums go up two trees, or straight to the dominator
-    prompt: bool  # requests are answered at once, or in turn
     lr: PositiveFloat
     passes: PositiveFloat
     goal: PositiveFloat
@@ -362,12 +368,13 @@ def carried_out(r: Racing, problem: Problem, seed: int) -> Run:
     )  # fmt: skip
     if r["way"] == "pooled":
         return pooled(problem, r["method"], r["lr"], log=False, **setting | {"compute": 1.0})
+    setting["trees"] = up(r, problem)
     if r["way"] == "own labels":  # as many steps for each block that moves as elsewhere
         half = problem.q // 2
         for key in ("epochs", "every"):
             setting[key] *= half
         return afsvrg_vp(problem, r["lr"], active=half, inner=half * problem.n, log=False,
-                         **setting)  # fmt: skip
+                         prompt=r["prompt"], **setting)  # fmt: skip
     return simulated(r, problem, active=r["active"], **setting)
 
 
@@ -375,7 +382,14 @@ def simulated(r: Mapping[str, Any], problem: Problem, **setting: Any) -> Run:
     """Run VFB², or its synchronous twin where a run is one that waits."""
     if r["way"] == "waiting":
         return synchronous(problem, r["method"], r["lr"], **setting)
-    return simulate_parties(problem, r["method"], r["lr"], log=False, **setting)
+    return simulate_parties(
+        problem, r["method"], r["lr"], prompt=r["prompt"], log=False, **setting
+    )
+
+
+def up(r: Mapping[str, Any], problem: Problem) -> secure.Trees | None:
+    """Return the trees that sums go up, where a run has them and there is somebody to send."""
+    return secure.log_depth(problem.q) if r["trees"] and problem.q > 1 else None
 
 
 def lengths(r: Mapping[str, Any]) -> dict[str, float]:
@@ -390,10 +404,27 @@ def dominated(method: str, passes: float) -> float:
 
 
 def costs(problem: Problem, seed: int, even: bool) -> np.ndarray:
-    """Return times per feature, ``[q]``: an ordinary block costs about 1, the slow one more."""
-    draw, q = stream(seed, "straggler"), problem.q
-    party, slow = int(draw.integers(q)), float(draw.uniform(*SLOWER))
-    return straggler(q, party, 0.0 if even else slow, compute=q / problem.d)
+    """Return times per number, ``[q]``: an ordinary party's job takes 1, a slow one's more."""
+    party, slow = slow_party(problem.q, seed)
+    return straggler(problem.q, party, 0.0 if even else slow, compute=problem.q / job_of(problem))
+
+
+def slow_party(q: int, seed: int) -> tuple[int, float]:
+    """Draw which party is slower than the others, and by what share."""
+    draw = stream(seed, "straggler")
+    return int(draw.integers(q)), float(draw.uniform(*SLOWER))
+
+
+def job_of(problem: Problem) -> float:
+    """Return the numbers that all parties go through for a score and for an update, their mean.
+
+    Of sparse rows those that are there; an update goes through all columns where the regulariser is
+    not linear.
+    """
+    if not sparse.issparse(problem.x):
+        return problem.d
+    score = problem.x.nnz / problem.n
+    return (score + (problem.d if problem.regulariser == "nonconvex" else score)) / 2
 
 
 def twin(r: Racing) -> tuple[str, str]:
@@ -462,9 +493,9 @@ def judged(loss: str, z: np.ndarray, y: np.ndarray) -> dict[str, float]:
 def pacing(job: Job[Pacing]) -> Outcome:
     """Compare the times to one loss with and without waiting, by how long a message takes.
 
-    Rows have the column ``message``, its mean time in those that a party needs for its block. Of
-    the split ``time``: ``log speed``, the logarithm of how many times sooner VFB² has the loss that
-    VFB has after ``goal`` passes.
+    Rows have the column ``message``, its mean time in those of a party's job. Of the split
+    ``time``: ``log speed``, the logarithm of how many times sooner VFB² has the loss that VFB has
+    after ``goal`` passes.
     """
     check_runs(job.settings)
     s, table = job.settings, read(job.settings)
@@ -478,7 +509,7 @@ def paced(s: Pacing, table: AllRows, seed: int) -> list[dict[str, Any]]:
         r = {**s, **run}
         ways: dict[str, Any] = {way: r | {"way": way} for way in WAYS[:2]}
         told: dict[str, Any] = dict(**lengths(r), active=r["active"], seed=seed)
-        told["trees"] = secure.log_depth(problem.q) if r["trees"] else None
+        told["trees"] = up(r, problem)
         slowed, even = costs(problem, seed, even=False), costs(problem, seed, even=True)
         for mean in s["messages"]:
             law = ShiftedExponential(mean / 2, mean / 2) if mean else Deterministic(0.0)
@@ -520,7 +551,7 @@ def speedup(job: Job[Scaling]) -> Outcome:
 def scaled(s: Scaling, table: AllRows, seed: int) -> list[dict[str, Any]]:
     """Return the rows of one seed."""
     problem = deal({**s, "parties": 1}, table, seed)[0]
-    unit = s["parties"] / problem.d  # times are in reads of a block of so many parties
+    unit = s["parties"] / job_of(problem)  # times are in jobs of one of so many parties
     zero = np.zeros(problem.d)
     step = -problem.gradient(zero)  # another start: a long step down from 0
     step /= max(float(np.linalg.norm(step)), FLOOR)
@@ -529,10 +560,11 @@ def scaled(s: Scaling, table: AllRows, seed: int) -> list[dict[str, Any]]:
         r, times = {**s, **run}, {}
         for q in s["parties_grid"]:
             dealt = replace(problem, blocks=split_features(problem.d, q, seed))
-            slow = costs(dealt, seed, even=q == 1) * problem.d / q  # in units of an ordinary block
+            party, slow = slow_party(q, seed)
+            even = q == 1 or r.get("even", False)
             result = simulated(
-                r, dealt, **lengths(r), seed=seed, active=min(s["active"], q),
-                compute=unit * slow, delays=LINKS[r["links"]],
+                r, dealt, **lengths(r), seed=seed, active=min(s["active"], q), trees=up(r, dealt),
+                compute=straggler(q, party, 0.0 if even else slow, unit), delays=LINKS[r["links"]],
             )  # fmt: skip
             times[q] = time_to(result.rows, best + r["gap"])
         rows += speed_up_rows(run["run"], times, s["passes"])

@@ -9,7 +9,9 @@ Nothing runs in parallel here, and no time is measured. Events happen one after 
 **simulated clock**: a time in this module is what the cost model says, not what a computer took.
 The model:
 
-- reading or updating its block costs party ``l`` the time ``compute[l] · d_l``;
+- reading or updating its block costs party ``l`` the time ``compute[l] · d_l``; of sparse rows the
+  entries that party ``l`` has are counted instead of ``d_l``, in an update only where the
+  regulariser lets it pass by all other columns (none, or λ‖w‖²/2);
 - a message to or from party ``l`` takes a time drawn from ``delays[l]``. A step has three a party:
   the request with ``i``, the score on its way back, ``(ϑ, i)``. Messages from one sender to one
   receiver arrive in the order sent, as over TCP or MPI, unless ``ordered=False``;
@@ -87,7 +89,7 @@ def simulate_parties(
     threads
         Collaborator threads k of every party; None is m, as in the paper's experiments.
     compute
-        Time per feature for reading or updating a block, one number or one a party. For a slow
+        Time per number read or updated, one for all parties or one each. For a slow
         party: ``straggler(q, party, 0.4)``.
     delays
         Law of a message's time: one for all parties, or one a party.

@@ -136,7 +136,9 @@ def synchronous(
         max_{a,l} (request + p_l cost_l + answer)  +  max_{a,l} (backward + p_l cost_l)
 
     with ``p_l = ⌈(steps of others at l) / k⌉``, and 1 for a dominator's own step, for which it has
-    a thread of its own. With ``trees`` the first half ends when both sums are at every root.
+    a thread of its own. Of sparse rows ``cost_l`` is that of the dominator's sample, read in the
+    first half and written in the second. With ``trees`` the first half ends when both sums are at
+    every root.
 
     Parameters
     ----------

@@ -36,7 +36,6 @@ REQUEST, BACKWARD, GATHER, MASKS, ANSWER, COLLABORATE, DOMINATE, BEGIN = range(8
 SGD, SVRG, SAGA = range(3)
 NONE, L2, NONCONVEX = range(3)
 DONE, REFILL, ROOM = range(3)
-LAZY = 0.01  # the largest γλ for which the lazy form is used
 TINY = 2.0**-60
 # No array is made in these functions, so none needs counting: three times as fast.
 compiled = njit(cache=True, _nrt=False)
@@ -110,7 +109,7 @@ class State(NamedTuple):
     ptr: np.ndarray  # [n q + 1], where row i of party l begins: ptr[i q + l]
     off: np.ndarray  # [q + 1], where each block of w begins
     y: np.ndarray
-    cost: np.ndarray  # [q]
+    rate: np.ndarray  # [q], time per entry
     active: np.ndarray  # [m]
 
     # who sends to whom on the way up a tree, for each dominator
@@ -265,7 +264,7 @@ def _begin(state, a):
     _hold(state, l, state.rule.threads)
     link = state.links[a, l]
     link.score, link.seen = _score(state, l, i), state.parties[l].version
-    _push(state.clock, state.heap, clock.now + state.cost[l], GATHER, l, 0, number)
+    _push(state.clock, state.heap, clock.now + _reading(state, l, i), GATHER, l, 0, number)
     if state.rule.trees == 2:
         _summed(state, 1, l, number)
 
@@ -296,7 +295,7 @@ def _gather(state, tree, l, number):
             state.reads[place, j] = state.links[a, j].seen
     _label(state, l, state.rule.threads, place, state.links[a, l].seen)
     _estimate(state, l, state.rule.threads, theta, i)
-    _push(state.clock, state.heap, clock.now + state.cost[l], DOMINATE, l, 0, number)
+    _push(state.clock, state.heap, clock.now + _writing(state, l, i), DOMINATE, l, 0, number)
 
 
 @inlined
@@ -315,7 +314,8 @@ def _arrive(state, l, what, number):
     if what == REQUEST and state.rule.prompt:
         link = state.links[step.of, l]
         link.score, link.seen = _score(state, l, step.i), state.parties[l].version
-        _push(state.clock, state.heap, clock.now + state.cost[l], GATHER, l, 0, number)
+        ready = clock.now + _reading(state, l, step.i)
+        _push(state.clock, state.heap, ready, GATHER, l, 0, number)
         return
     party, room = state.parties[l], state.inbox.shape[1]
     job = state.inbox[l, (party.head + party.size) % room]
@@ -339,12 +339,13 @@ def _serve(state, l):
         if what == REQUEST:
             link = state.links[step.of, l]
             link.score, link.seen = _score(state, l, step.i), party.version
+            then, lasts = ANSWER, _reading(state, l, step.i)
         else:
             _hold(state, l, worker)
             _label(state, l, worker, step.place, party.version)
             _estimate(state, l, worker, step.theta, step.i)
-        then = ANSWER if what == REQUEST else COLLABORATE
-        _push(state.clock, state.heap, now + state.cost[l], then, l, worker, number)
+            then, lasts = COLLABORATE, _writing(state, l, step.i)
+        _push(state.clock, state.heap, now + lasts, then, l, worker, number)
 
 
 @inlined
@@ -482,14 +483,15 @@ def _duration(state, r):
     gather, update = 0.0, 0.0
     for a in range(r):
         at = state.begun[a] % state.samples.shape[1]
+        i = state.samples[a, at]
         for l in range(state.rule.q):
             others = r
             for j in range(r):
                 others -= state.active[j] == l
             jobs = 1 if l == state.active[a] else -(-others // state.rule.threads)
             drawn = state.drawn[a, at, l]
-            state.links[a, l].ready = drawn[0] + state.cost[l] * jobs
-            update = max(update, drawn[2] + state.cost[l] * jobs)
+            state.links[a, l].ready = drawn[0] + _reading(state, l, i) * jobs
+            update = max(update, drawn[2] + _writing(state, l, i) * jobs)
         for tree in range(state.rule.trees):
             for l in state.upward[a]:
                 link, drawn = state.links[a, l], state.drawn[a, at, l]
@@ -501,6 +503,23 @@ def _duration(state, r):
             for l in range(state.rule.q):  # masks wait for nothing
                 state.links[a, l].ready = state.drawn[a, at, l, 0]
     return gather + update
+
+
+@inlined
+def _reading(state, l, i):
+    """Return how long the score of a sample takes: as long as it has entries there."""
+    if not state.rule.sparse:
+        return state.rate[l] * (state.off[l + 1] - state.off[l])
+    at = i * state.rule.q + l
+    return state.rate[l] * (state.ptr[at + 1] - state.ptr[at])
+
+
+@inlined
+def _writing(state, l, i):
+    """Return how long an update takes: through those entries (lazy), or through the block."""
+    if state.rule.lazy:
+        return _reading(state, l, i)
+    return state.rate[l] * (state.off[l + 1] - state.off[l])
 
 
 # --- the numbers ----------------------------------------------------------------------------------
@@ -874,10 +893,9 @@ def _rule(setup: Setup) -> Rule:
     penalty = ("none", "l2", "nonconvex").index(problem.regulariser)
     method = ("sgd", "svrg", "saga").index(setup.method)
     full = method == SAGA and setup.table == "full"
-    linear = penalty == NONE or (penalty == L2 and setup.lr * problem.lam <= LAZY)
     bound = -1 if setup.bound is None else int(setup.bound)
     return Rule(
-        is_sparse, is_sparse and linear and not full, method, LOSSES.index(problem.loss), penalty,
+        is_sparse, setup.lazy, method, LOSSES.index(problem.loss), penalty,
         full, float(problem.lam), setup.lr, problem.q, int(setup.threads), bound,
         bool(setup.ordered), bool(setup.backward), bool(setup.log), setup.prompt,
         1 if setup.trees is None else 2,
@@ -890,7 +908,7 @@ def _data(setup: Setup, columns: np.ndarray) -> dict[str, np.ndarray]:
     sizes = [len(block) for block in problem.blocks]
     arrays = {
         "off": np.concatenate([[0], np.cumsum(sizes)]).astype(WHOLE), "y": problem.y,
-        "cost": setup.cost.astype(REAL), "active": np.array(setup.active, WHOLE),
+        "rate": setup.compute.astype(REAL), "active": np.array(setup.active, WHOLE),
         "x": np.zeros((1, 1)), "val": np.zeros(1), "col": np.zeros(1, HALF),
         "ptr": np.zeros(1, WHOLE),
     }  # fmt: skip

@@ -19,6 +19,8 @@ from fedlib.population.delays import Deterministic, Law, check_law
 
 METHODS = ("sgd", "svrg", "saga")
 TABLES = ("full", "theta")
+LAZY = 0.01
+"""The largest γλ for which sparse updates shrink all of ``w`` by one factor."""
 CHUNK = 1024
 """Steps of a dominator whose chance is drawn at once; each such piece has its own streams."""
 
@@ -89,9 +91,13 @@ class Setup:
             object.__setattr__(self, name, value)
 
     @property
-    def cost(self) -> np.ndarray:
-        """Time to read or update each block, ``[q]``."""
-        return self.compute * np.array([len(block) for block in self.problem.blocks])
+    def lazy(self) -> bool:
+        """Whether an update goes through the entries of its sample alone, and no further."""
+        problem = self.problem
+        small = problem.regulariser == "l2" and self.lr * problem.lam <= LAZY
+        linear = problem.regulariser == "none" or small
+        full = self.method == "saga" and self.table == "full"
+        return sparse.issparse(problem.x) and linear and not full
 
     @property
     def m(self) -> int:
@@ -107,9 +113,16 @@ class Setup:
         """Return how long the pass takes in which every party learns all n values of ϑ.
 
         Scores of all samples go to the first active party, and its n values come back, in one
-        message a hop; then every party forms its full gradient or table. Threads share the rows.
+        message a hop; then every party forms its full gradient or table. Both go through all
+        entries of a party's columns once. Threads share the rows.
         """
-        work = self.problem.n * self.cost / self.threads
+        x = self.problem.x
+        if sparse.issparse(x):
+            each = np.bincount(x.indices, minlength=x.shape[1])
+        else:
+            each = np.full(x.shape[1], x.shape[0])
+        entries = np.array([each[block].sum() for block in self.problem.blocks])
+        work = self.compute * entries / self.threads
         above, upward = self.routes()
         legs = np.array([
             law.draws(self.seed, "pass", l, number, size=1 + len(above))
