@@ -51,6 +51,7 @@ class Asked(Page, _With):
     bounds: NotRequired[list[int | float]]
     essential: NotRequired[bool]
     reading: NotRequired[str]  # of the claim's sentence; without one, a check of every reading
+    looks: NotRequired[int]  # at its record, while seeds were added; 1 where none were
     each: NotRequired[dict[str, list[Any]]]  # so many checks as there are combinations
 
 
@@ -123,6 +124,8 @@ def _sound(claim: Claim, check: Asked, place: str) -> None:
         raise FedlibError(f"{place}: bounds belong to a check that asks 'within', and to no other.")
     if bounds and not (len(bounds) == 2 and bounds[0] <= bounds[1]):
         raise FedlibError(f"{place}: bounds are a lower and an upper one; got {bounds}.")
+    if check.get("looks", 1) < 1:
+        raise FedlibError(f"{place}: a record was looked at once or oftener; got {check['looks']}.")
     if not _smallest(claim, check) >= 0:
         raise FedlibError(f"{place}: the smallest difference that matters is above 0, a factor 1.")
 
@@ -307,7 +310,7 @@ def _check(
     except MissingRows as error:
         return replace(blank, why=str(error))
     family = sum(other.get("essential", True) == essential for other in claim["check"])
-    level = 1 - (1 - LEVEL) / family
+    level = 1 - (1 - LEVEL) / (family * check.get("looks", 1))
     low, high = got.interval(level)
     outcome, profile = asked.outcome(low, high, got.estimate), record.manifest["profile"]
     wanted = max(FEWEST, settings.get("seeds", 0)) if claim["kind"] != "arithmetic" else 0
