@@ -364,6 +364,8 @@ def find(claim: dict[str, Any], checks: list[Check]) -> tuple[str, dict[str, str
         for name in names or [""]
     }
     several = set(each.values())
+    if NO_RECORD in several:  # of one reading: then nobody knows whether it matters
+        return NO_RECORD, (each if names else {})
     return (several.pop() if len(several) == 1 else READING), (each if names else {})
 
 
