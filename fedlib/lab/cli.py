@@ -292,7 +292,7 @@ def check(
 
 @app.command()
 def bench(
-    name: Annotated[str, typer.Argument(help="Or personalization, processes.")] = "local-sgd",
+    name: Annotated[str, typer.Argument(help="Or another: a wrong name lists them.")] = "local-sgd",
     as_json: Json = False,
     out: Annotated[
         Path | None,
