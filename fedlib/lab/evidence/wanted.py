@@ -111,7 +111,7 @@ def time_all() -> None:
             estimate = timed(paper, name)
             hours[f"{paper}/{name}"] = {
                 "seconds": estimate.seconds and round(estimate.seconds), "least": estimate.least,
-                "why": estimate.why,
+                "looks": estimate.looks and round(estimate.looks, 3), "why": estimate.why,
             }  # fmt: skip
             print(f"{paper}/{name}: {estimate}", flush=True)
     page = json.dumps(hours, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
