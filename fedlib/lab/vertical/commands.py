@@ -40,7 +40,7 @@ def mpi(
         bool, typer.Option("--equal", help="Equal shares of the steps, instead of a common pot.")
     ] = False,
     work: Annotated[
-        float, typer.Option(help="Seconds a party sleeps for a column, read or updated.")
+        float, typer.Option(help="Seconds a party sleeps for a number, read or updated.")
     ] = 0.0,
     slower: Annotated[
         float, typer.Option(help="By what share the last party takes longer, such as 0.4.")

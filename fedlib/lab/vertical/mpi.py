@@ -111,8 +111,9 @@ def run_parties(
         one from a common pot, as in the simulator; the first active party keeps it, and gives a
         step out when the one before begins.
     compute
-        Seconds a feature for which a party sleeps when it reads or updates its block, one number
-        or one a party. For a slow party: ``straggler(q, party, 0.4, compute)``.
+        Seconds a number for which a party sleeps when it reads or updates its block, as the
+        simulator counts them; one for all, or one a party. For a slow party:
+        ``straggler(q, party, 0.4, compute)``.
     delays
         Law of the seconds that a message is held, over its own time.
     seed
@@ -157,7 +158,7 @@ def run_parties(
         place = Path(here) if hosts is None else _shared(hosts, folder)
         _deal(setup, place, waiting, equal, patience)
         if hosts is None:
-            slept = problem.n * setup.cost.max() / setup.threads  # in a pass, when nobody moves
+            slept = problem.n * problem.d * setup.compute.max()  # no pass takes longer
             _attend(launcher, problem.q, place, patience, slept, watch)
         else:
             _wait(launcher, problem.q, place, Path(hosts))

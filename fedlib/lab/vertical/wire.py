@@ -162,11 +162,11 @@ class Process:
         self.block, self.loss, self.first = Block(setup), setup.problem.loss, active[0]
         self.trees = {root: _places(self.q, root, self.me) for root in range(self.q)}
         self.arithmetic = ModularMasks(BITS)
-        self.cost = float(setup.cost[0])  # seconds of sleep
-        self.pass_cost = self.block.n * self.cost / self.task.threads
+        self.reads, self.writes = _seconds(setup)
+        self.pass_cost = float(self.reads.sum()) / self.task.threads
         law = setup.delays[0]
         self.ways = _forever(lambda k: law.draws(setup.seed, "way", self.me, k, size=CHUNK))
-        slow = self.cost or law.expected
+        slow = self.pass_cost or law.expected
         self.pauses = (SHORT, max(SHORT, min(LONG, law.expected / 3))) if slow else (PAUSE, PAUSE)
         self.wake = threading.Event()
         if self.me in active:
@@ -320,7 +320,7 @@ class Process:
             raise FedlibError(f"Its score is {worst:g}: too large, or the run diverges. Take a "
                               "smaller lr, or scale the features.") from error  # fmt: skip
         mask = np.frombuffer(os.urandom(8 * len(score)), np.uint64)
-        cost = self.pass_cost if i == ALL else self.cost
+        cost = self.pass_cost if i == ALL else self.reads[i]
         self.later(cost, self.add, SCORES, root, step, encoded + mask)
         self.add(MASKS, root, step, mask)
         if self.pot and i != ALL:  # who begins a step may take another one after it
@@ -362,7 +362,7 @@ class Process:
             return
         scalar = float(theta(self.loss, z[0], self.task.y[i]))
         self.others(BACK, i, 0, np.array([scalar]))
-        self.later(self.cost, self.dominate, self.block.estimate(scalar, i, w), scalar, i, w)
+        self.later(self.writes[i], self.dominate, self.block.estimate(scalar, i, w), scalar, i, w)
 
     def dominate(self, *update: Any) -> None:
         """Write the own update and go on."""
@@ -377,8 +377,8 @@ class Process:
                 source, scalar, i = self.inbox.get()
                 w = self.block.w
                 v = self.block.estimate(scalar, i, w)
-                if self.cost:
-                    time.sleep(self.cost)
+                if self.writes[i]:
+                    time.sleep(self.writes[i])
                 self.write(source, v, scalar, i, w)
                 self.wake.set()
         except BaseException as error:
@@ -424,6 +424,14 @@ class Process:
         if self.me in task.active:
             self.left = len(range(task.active.index(self.me), dealt, m))
             self.go_on()
+
+
+def _seconds(setup: Setup) -> tuple[np.ndarray, np.ndarray]:
+    """Return how long a party sleeps when it reads and when it updates, sample by sample."""
+    x, d = setup.problem.x, setup.problem.d
+    reads = np.diff(x.indptr) if sparse.issparse(x) else np.full(x.shape[0], d)
+    writes = reads if setup.lazy else np.full(x.shape[0], d)
+    return setup.compute[0] * reads, setup.compute[0] * writes
 
 
 def _forever(draw: Callable[[int], np.ndarray]) -> Iterator[Any]:
