@@ -517,8 +517,8 @@ class Guarded(NamedTuple):
     ----------
     w
         Weights after every step, ``[steps + 1, d]``; the first are 0.
-    totals
-        What the dominator received, ``[steps, n]``.
+    parts
+        What each party put into the sum, ``[steps, q, n]``; the dominator learns the sum over q.
     theta
         What it sent, ``[steps, n]``.
     bytes
@@ -526,7 +526,7 @@ class Guarded(NamedTuple):
     """
 
     w: np.ndarray
-    totals: np.ndarray
+    parts: np.ndarray
     theta: np.ndarray
     bytes: float
 
@@ -575,7 +575,7 @@ def guarded(
         x[:, own] *= np.minimum(1, guard.row_limit / np.maximum(length, 1e-300))
     lr = 4 / (len(blocks) * guard.row_limit**2)
     rng = stream(seed, "guarded")
-    w, totals, sent = [np.zeros(x.shape[1])], [], []
+    w, put, sent = [np.zeros(x.shape[1])], [], []
     for step in range(steps):
         parts = np.stack([x[:, own] @ w[-1][own] for own in blocks])
         parts = parts.clip(-guard.score_limit, guard.score_limit)
@@ -589,7 +589,7 @@ def guarded(
         for party in gone:
             stay[blocks[party - 1]] = 0
         w.append((w[-1] - lr * (push / n + lam * w[-1])) * stay)
-        totals.append(z)
+        put.append(parts)
         sent.append(theta)
     count = survivor_bytes(len(blocks), n) / n + (len(blocks) - 1) * 8
-    return Guarded(np.array(w), np.array(totals), np.array(sent), count)
+    return Guarded(np.array(w), np.array(put), np.array(sent), count)
