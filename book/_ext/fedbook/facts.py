@@ -291,8 +291,8 @@ class ErrataTable(Facts):
         "error": ("Errors", "False as printed; a test of ours shows it."),
         "clarification": (
             "Clarifications",
-            "True, put right elsewhere in the paper, or a slip that changes no result; but a reader "
-            "stumbles.",
+            "True, put right elsewhere in the paper, or a slip that changes no result; "
+            "but a reader stumbles.",
         ),
         "decision": (
             "Decided by us",
