@@ -727,7 +727,8 @@ def test_a_round_too_long_for_its_rate_is_told_with_the_rate_that_was_given():
 
 PAGE = "notebooks/03_hierarchy/1_derive.ipynb"
 TIGHT = [f"hier-derive-{name}" for name in ("imports", "lemma-tight", "remark3", "thm1-tight",
-         "floor-tight", "tight", "tight-2", "cor-tight", "merges-tight", "merges-unequal")]  # fmt: skip
+         "floor-tight", "tight", "tight-2", "cor-tight", "merges-tight",
+         "merges-unequal")]  # fmt: skip
 RULES = {
     "lemma_1_sharper": [""],
     "lemma_1": ["own", "others"],
