@@ -166,8 +166,8 @@ class Process:
         self.pass_cost = float(self.reads.sum()) / self.task.threads
         law = setup.delays[0]
         self.ways = _forever(lambda k: law.draws(setup.seed, "way", self.me, k, size=CHUNK))
-        slow = self.pass_cost or law.expected
-        self.pauses = (SHORT, max(SHORT, min(LONG, law.expected / 3))) if slow else (PAUSE, PAUSE)
+        self.sleeps = bool(self.pass_cost or law.expected)
+        self.pauses = SHORT, max(SHORT, min(LONG, law.expected / 3))
         self.wake = threading.Event()
         if self.me in active:
             place, n = active.index(self.me), self.block.n
@@ -214,11 +214,14 @@ class Process:
             if moved or self.agenda:
                 heard = now
             elif not self.watched and now - heard > self.task.patience:
-                raise FedlibError(f"It has heard of nobody for {self.task.patience:g} seconds.")
-            if not moved:
+                raise FedlibError(f"It has heard of nobody for {self.task.patience:g} seconds: another "
+                                  "party has stopped, or its host is out of reach.")  # fmt: skip
+            if not moved and self.sleeps:
                 until = [max(due - now, 0) for due, *_ in self.agenda[:1]]
                 self.wake.wait(min([self.pauses[self.open], *until]))
                 self.wake.clear()
+            elif not moved:
+                time.sleep(PAUSE)
         for request, _ in self.flying:
             request.Wait()
         times, curve = zip(*self.block.curve, strict=True)
@@ -377,7 +380,7 @@ class Process:
                 source, scalar, i = self.inbox.get()
                 w = self.block.w
                 v = self.block.estimate(scalar, i, w)
-                if self.writes[i]:
+                if self.sleeps:
                     time.sleep(self.writes[i])
                 self.write(source, v, scalar, i, w)
                 self.wake.set()
