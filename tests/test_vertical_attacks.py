@@ -716,6 +716,22 @@ def test_a_small_batch_gives_theta_away_and_a_large_one_does_not():
     assert_allclose(theta_from_gradient(x[:1], theta[0] * x[0]), theta[:1], atol=1e-14)
 
 
+def test_the_first_sum_over_a_batch_gives_labels_and_a_later_one_does_not():
+    draw = rng(38)
+    for B, d in ((16, 8), (5, 8), (18, 6)):
+        x, y = draw.normal(size=(B, d)), np.sign(draw.normal(size=B))
+        first = THETA["logistic"](np.zeros(B), y) @ x
+        assert (attacks.labels_from_first_sum(x, first) == y).all()
+    later = THETA["logistic"](x @ draw.normal(size=6), y) @ x
+    with pytest.raises(FedlibError, match="were all scores 0"):
+        attacks.labels_from_first_sum(x, later)
+    with pytest.raises(FedlibError, match="too many"):
+        attacks.labels_from_first_sum(np.ones((40, 8)), np.ones(8))
+    coarse = np.ones((12, 1))  # one column of ones: only the sum of labels is told
+    with pytest.raises(FedlibError, match="patterns of labels"):
+        attacks.labels_from_first_sum(coarse, -0.5 * np.array([2.0]))
+
+
 @pytest.fixture(scope="module")
 def cancer():
     data = load_breast_cancer()

@@ -28,7 +28,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
-from scipy.linalg import expm
+from scipy.linalg import expm, qr
 from scipy.optimize import linear_sum_assignment, minimize
 from scipy.special import erf, expit
 
@@ -161,6 +161,48 @@ def labels_from_odds(x: np.ndarray, odds: np.ndarray, ridge: float = 1.0) -> np.
 
     start = columns.T @ np.tanh(np.asarray(odds) / 2) / len(columns)
     return np.sign(columns @ minimize(loss, start, jac=True, method="L-BFGS-B").x)
+
+
+def labels_from_first_sum(x: np.ndarray, gradient: np.ndarray) -> np.ndarray:
+    """Return the labels of a batch from ``Σ ϑ_i x_i`` at ``w = 0``, though it has more rows than d.
+
+    The observer is the party that gets the sum for its own columns, alone. It must know the
+    logistic loss and that all blocks start at 0: then ``ϑ = -y/2``, and ``Σ y_i x_i`` has a single
+    solution of signs unless columns are coarse. Found by trying all signs of ``B - d`` rows and
+    solving for the others; for larger batches the tool is lattice reduction.
+
+    Parameters
+    ----------
+    x
+        Own columns of the batch, ``[B, d]``, at most 20 rows more than columns.
+    gradient
+        ``[d]``.
+
+    Returns
+    -------
+    numpy.ndarray
+        ``[B]``: -1 or +1.
+
+    Raises
+    ------
+    FedlibError
+        When there is not one solution, as for sums that were formed later, or too many rows.
+    """
+    x = np.asarray(x, dtype=float)
+    B, d = x.shape
+    if B - d > 20:
+        raise FedlibError(f"{B} rows and {d} columns: 2^{B - d} patterns are too many to try.")
+    order = qr(x.T, pivoting=True, mode="r")[1]  # the first d rows are independent
+    solved, tried = order[: min(B, d)], order[min(B, d) :]
+    patterns = 1.0 - 2.0 * (np.arange(2 ** len(tried))[:, None] >> np.arange(len(tried)) & 1)
+    rest = -2 * np.asarray(gradient) - patterns @ x[tried]
+    signs = rest @ np.linalg.pinv(x[solved])
+    good = np.flatnonzero((np.abs(np.abs(signs) - 1) < 1e-6).all(axis=1))
+    if len(good) != 1:
+        raise FedlibError(f"{len(good)} patterns of labels give this sum; were all scores 0?")
+    y = np.empty(B)
+    y[solved], y[tried] = np.sign(signs[good[0]]), patterns[good[0]]
+    return y
 
 
 def scores(theta: np.ndarray, y: np.ndarray, loss: str = "logistic") -> np.ndarray:
