@@ -255,3 +255,10 @@ def test_a_reference_that_jupyterlab_cannot_follow_says_what_it_means(path):
     there = {"".join(found) for found in PLACE.findall(text)}
     unknown = {label for label in BARE.findall(text) if label not in there}
     assert not [label for label in unknown if not NAMED.fullmatch(label)], "give them words"
+
+
+def test_no_link_in_html_has_a_formula_which_jupyterlab_would_show_as_it_is_written():
+    for path in NOTEBOOKS:
+        cells = nbformat.read(path, as_version=4).cells
+        text = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+        assert not re.findall(r"<a [^>]*>[^<]*\$[^<]*</a>", text), path
