@@ -222,6 +222,8 @@ def test_a_sentence_with_two_readings_has_a_finding_for_each():
     agree = near + made(HOLDS, reading="far")
     assert claims.find(dict(kind="measured"), agree) == (
         "confirmed", {"near": "confirmed", "far": "confirmed"})  # fmt: skip
+    lacking = near + made(NO_RECORD, reading="far")
+    assert claims.find(dict(kind="measured"), lacking)[0] == NO_RECORD
 
 
 def test_controls_are_told_apart():
@@ -458,7 +460,7 @@ def test_intervals_are_simultaneous_over_essential_checks_and_over_controls(monk
     control = check | {"essential": False}
     claim = dict(kind="measured", smallest={"loss": 0.1}, check=[check] * 5 + [control] * 2)
     gain = measures.advantage(held, "a", "b", "loss", "train")
-    for one, level in ((check, 0.99), (control, 0.975)):
+    for one, level in ((check, 0.99), (control, 0.975), (check | {"looks": 2}, 0.995)):
         got = claims._check(PAPER, claim, one, None)
         assert (got.low, got.high) == gain.interval(level)
         assert got.measured == gain.words(level) != gain.words(0.95)

@@ -60,6 +60,14 @@ def test_both_answers_are_told_and_the_first_gives_the_outcome(paper, monkeypatc
     assert (row.answer, row.outcome) == ("Lower by 0.3 of 2. Alike: 0.0 ± 0.1.", "holds")
 
 
+def test_where_settings_differ_each_answer_is_followed_by_its_own(paper, monkeypatch):
+    checks = [claims.Check(what, "", "0 ± 1", "holds", size="0") for what in ("lower", "alike")]
+    monkeypatch.setattr(claims, "checks", lambda *asked: checks)
+    monkeypatch.setattr(findings, "_setting", lambda p, c, check, out: f"As {check['quantity']}.")
+    (row,) = findings.answers("made")
+    assert (row.answer, row.setting) == ("Lower by 0. As lower. Alike: 0 ± 1.", "As alike.")
+
+
 def test_the_one_beside_needs_an_answer_for_each_of_its_outcomes(paper):
     (paper / "findings.toml").write_text(FINDING.replace('differs = "-"', 'level = "-"'))
     with pytest.raises(FedlibError, match="may come out as differs, holds, open; .* level, open"):

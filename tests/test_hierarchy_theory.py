@@ -719,9 +719,16 @@ def test_the_theorem_for_every_merge_on_random_quadratics(merge):
             assert ours.terms == pytest.approx(same.terms)
 
 
+def test_a_round_too_long_for_its_rate_is_told_with_the_rate_that_was_given():
+    setting = {"sizes": [1, 1], "L": 1.0, "G2": 1.0, "sigma2": 0.0, "gap": 1.0, "rounds": 1}
+    with pytest.raises(FedlibError, match="lr = 0.5, a round makes s = 4 steps"):
+        theory.other_merges([4, 4], merge="plain", lr=0.5, **setting)
+
+
 PAGE = "notebooks/03_hierarchy/1_derive.ipynb"
 TIGHT = [f"hier-derive-{name}" for name in ("imports", "lemma-tight", "remark3", "thm1-tight",
-         "floor-tight", "tight", "tight-2", "cor-tight", "merges-tight")]  # fmt: skip
+         "floor-tight", "tight", "tight-2", "cor-tight", "merges-tight",
+         "merges-unequal")]  # fmt: skip
 RULES = {
     "lemma_1_sharper": [""],
     "lemma_1": ["own", "others"],

@@ -237,7 +237,7 @@ def test_lemmas_5_and_6_hold_and_their_constants_stand_there():
     noise = lambda: s * rng.choice([-1, 1], (4000, 3))  # noqa: E731
     w, ends = walk(H, c, star + 1, lr, K, 30, noise, 4000)
     drift = ((ends - ends.mean(0)) ** 2).sum(-1).mean()
-    assert drift <= theory.lemma_5(known, lr).total
+    assert drift <= theory.lemma_5_sharper(known, lr, K).total <= theory.lemma_5(known, lr).total
     right = theory.lemma_6(known, 30, lr, 3.0)
     assert ((w - star) ** 2).sum(1).mean() <= right.total
     parts = theory.lemma_5(known, 0.1)
@@ -694,7 +694,7 @@ def tight_drift(term):
     if term == "noise":  # no curvature to speak of
         known = Constants(4, t, 1e-9, 1e-9, delta2=0.7)
         return (1 - 1 / 4) * error([(gamma, 1e-9, 0.0)] * t, noise=0.7), known
-    known = Constants(2, t, 1e-9, 1e-9, zeta=4.0)  # two clients, opposite gradients
+    known = Constants(6, t, 1e-9, 1e-9, zeta=4.0)  # half of them pull against the others
     return error([(gamma, 1e-9, 2e9)] * t), known
 
 

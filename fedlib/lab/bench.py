@@ -35,7 +35,7 @@ from fedlib.engine.simulation import simulate
 from fedlib.engine.tasks import Task
 from fedlib.errors import unknown
 from fedlib.lab.evidence import experiments
-from fedlib.lab.vertical.measured import processes_table
+from fedlib.lab.vertical.measured import messages_table, processes_table
 from fedlib.papers.fedavg import FedAvg
 from fedlib.papers.personalization import PERM, PerFedAvg, PFedMe
 from fedlib.paths import data_folder
@@ -337,6 +337,7 @@ def personalization_table() -> list[dict[str, Any]]:
 
 BENCHES = {"local-sgd": local_sgd_table, "personalization": personalization_table}
 BENCHES["processes"] = processes_table
+BENCHES["messages"] = messages_table
 
 
 def run(name: str) -> list[dict[str, Any]]:

@@ -51,6 +51,7 @@ class Asked(Page, _With):
     bounds: NotRequired[list[int | float]]
     essential: NotRequired[bool]
     reading: NotRequired[str]  # of the claim's sentence; without one, a check of every reading
+    looks: NotRequired[int]  # at its record, while seeds were added; 1 where none were
     each: NotRequired[dict[str, list[Any]]]  # so many checks as there are combinations
 
 
@@ -123,6 +124,8 @@ def _sound(claim: Claim, check: Asked, place: str) -> None:
         raise FedlibError(f"{place}: bounds belong to a check that asks 'within', and to no other.")
     if bounds and not (len(bounds) == 2 and bounds[0] <= bounds[1]):
         raise FedlibError(f"{place}: bounds are a lower and an upper one; got {bounds}.")
+    if check.get("looks", 1) < 1:
+        raise FedlibError(f"{place}: a record was looked at once or oftener; got {check['looks']}.")
     if not _smallest(claim, check) >= 0:
         raise FedlibError(f"{place}: the smallest difference that matters is above 0, a factor 1.")
 
@@ -307,7 +310,7 @@ def _check(
     except MissingRows as error:
         return replace(blank, why=str(error))
     family = sum(other.get("essential", True) == essential for other in claim["check"])
-    level = 1 - (1 - LEVEL) / family
+    level = 1 - (1 - LEVEL) / (family * check.get("looks", 1))
     low, high = got.interval(level)
     outcome, profile = asked.outcome(low, high, got.estimate), record.manifest["profile"]
     wanted = max(FEWEST, settings.get("seeds", 0)) if claim["kind"] != "arithmetic" else 0
@@ -361,6 +364,8 @@ def find(claim: dict[str, Any], checks: list[Check]) -> tuple[str, dict[str, str
         for name in names or [""]
     }
     several = set(each.values())
+    if NO_RECORD in several:  # of one reading: then nobody knows whether it matters
+        return NO_RECORD, (each if names else {})
     return (several.pop() if len(several) == 1 else READING), (each if names else {})
 
 
@@ -396,8 +401,8 @@ def judge(
     Returns
     -------
     list of dict
-        One a claim: id, where, statement, kind, paper_reports, smallest, because, note, changed;
-        ``finding``, and ``readings``, the finding of each reading; ``sizes``, what smaller
+        One a claim: paper, id, where, statement, kind, paper_reports, smallest, because, note,
+        changed; ``finding``, and ``readings``, the finding of each reading; ``sizes``, what smaller
         records find, see :func:`sizes`; ``scale``, what differs from
         the paper's own settings, and ``data``, what the data are to the paper's, both over the
         records of the essential checks, with ``sets``, the same for each set; ``checks``, a
@@ -423,6 +428,7 @@ def _judged(paper: str, name: str, out: str | Path | None, stamp: tuple) -> dict
     words = {k: claim.get(k, "") for k in ("paper_reports", "because", "note", "changed")}
     finding, readings = find(claim, results)
     return {
+        "paper": paper,
         **{k: claim[k] for k in ("id", "where", "statement", "kind")},
         **words,
         "finding": finding,

@@ -72,7 +72,8 @@ class Finding:
     paper
         What the paper reports, in our words.
     setting
-        At what scale and on which data the answer was measured; empty for what is exact.
+        At what scale and on which data the answer was measured; empty for what is exact. Where
+        two checks differ in it, that of the first stands in the answer, and this is the second's.
     claim
         The claim that the check belongs to.
     outcome
@@ -143,14 +144,17 @@ def answers(paper: str, out: str | Path | None = None) -> list[Finding]:
     for entry in entries:
         row = judged[entry["claim"]]
         checks, sentences = {check["quantity"]: check for check in row["checks"]}, []
+        settings = []
         for part in _parts(entry):
             check = checks[part["check"]]
             said = part.get(check["outcome"], "There is no record yet that could say.")
             for word in ("measured", "size"):
                 said = said.replace(f"{{{word}}}", minus(check[word]))
+            setting = _setting(paper, known[entry["claim"]], check, out)
+            sentences += [settings[-1]] if settings and settings[-1] not in ("", setting) else []
             sentences.append(said)
+            settings.append(setting)
         check = checks[entry["check"]]
-        setting = _setting(paper, known[entry["claim"]], check, out)
         results.append(
             Finding(
                 entry["question"], " ".join(sentences), row["paper_reports"], setting,

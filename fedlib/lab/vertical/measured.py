@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import itertools
 import os
+import subprocess
+import sys
+import timeit
 from statistics import fmean, median
 from typing import Any
 
@@ -85,6 +88,39 @@ def processes_table(repeats: int = 3) -> list[dict[str, Any]]:
                 "loss": round(end.loss, 5), "simulated loss": round(last.loss, 5),
                 "load": round(fmean(loads[case]), 1),
             })  # fmt: skip
+    return rows
+
+
+PING = """
+import time
+import numpy as np
+from mpi4py import MPI
+world, word, took = MPI.COMM_WORLD, np.zeros(3), []
+for _ in range(2000):
+    began = time.perf_counter()
+    for sender in (0, 1):
+        (world.Send if world.rank == sender else world.Recv)(word, 1 - world.rank)
+    took.append((time.perf_counter() - began) / 2)
+if world.rank == 0:
+    print(np.median(took))
+"""
+
+
+def messages_table() -> list[dict[str, Any]]:
+    """Time a message of three numbers between two processes, and jobs: products of two blocks.
+
+    Returns
+    -------
+    list of dict
+        Rows with ``what`` and ``seconds``, a median.
+    """
+    command = [find_launcher(), "-n", "2", sys.executable, "-c", PING]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    rows = [{"what": "message", "seconds": round(float(done.stdout), 8)}]
+    for numbers in (12, 2_000_000):
+        x, w = stream(0, "job", numbers).random((2, numbers))
+        took = timeit.repeat(lambda x=x, w=w: x @ w, number=1, repeat=200)
+        rows.append({"what": f"job of {numbers:,} numbers", "seconds": round(median(took), 8)})
     return rows
 
 

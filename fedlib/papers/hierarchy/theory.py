@@ -313,7 +313,11 @@ def other_merges(
         Unless ``0 < lr s <= 1/L``.
     """
     (s, p), t = effective_step(merge, counts, sizes=sizes), as_array(counts)
-    _step(lr * s, L)
+    if not (L > 0 and 0 < lr * s <= (1 + 1e-12) / L):
+        raise FedlibError(
+            f"The bound needs 0 < lr s <= 1/L, but lr = {lr:.4g}, a round makes s = {s:.4g} steps "
+            f"and L = {L:.4g}. Take a smaller lr or smaller counts."
+        )
     a, b = _factors(lr * s * L)
     return Bound(
         {

@@ -237,13 +237,13 @@ def lemma_5(c: Constants, lr: float) -> Bound:
 
 
 def lemma_5_sharper(c: Constants, lr: float, t: int) -> Bound:
-    """Return ``(1 − 1/N) γ² (δ √t + √(2ζ) t)²``, a bound on the same after t steps (ours).
+    """Return ``γ² (δ √((1 − 1/N) t) + √ζ t)²``, a bound on the same after t steps (ours).
 
     Terms ``noise`` and ``dissimilarity``, as :func:`squared` has them.
     """
-    each = math.sqrt(1 - 1 / c.N) * lr
     return squared(
-        noise=each * math.sqrt(c.delta2 * t), dissimilarity=each * math.sqrt(2 * c.zeta) * t
+        noise=lr * math.sqrt((1 - 1 / c.N) * c.delta2 * t),
+        dissimilarity=lr * math.sqrt(c.zeta) * t,
     )
 
 
