@@ -75,7 +75,7 @@ def mpi(
     )
     typer.echo(f"{data}: {problem.n} rows, {d} columns, {parties} parties, {active} with labels.")
     if parties == 2:
-        typer.echo("Of two parties each can take its own part off a score: masks hide nothing here.")
+        typer.echo("Of two parties each can take its own part off a sum: masks hide nothing here.")
     setting: dict[str, Any] = dict(
         epochs=epochs, active=active, threads=threads, seed=seed, waiting=waiting,
         compute=straggler(parties, parties - 1, slower, work), delays=Deterministic(message),
