@@ -345,5 +345,6 @@ def test_the_command_runs_and_tells_of_its_messages():
     done = CliRunner().invoke(cli.app, call)
     assert done.exit_code == 0, done.output
     assert "diabetes: 354 rows, 10 columns, 2 parties, 1 with labels." in done.output
+    assert "masks hide nothing here" in done.output
     assert "Root mean square error on 88 test rows" in done.output
     assert "708 backward" in done.output

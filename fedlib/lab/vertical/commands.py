@@ -74,6 +74,8 @@ def mpi(
         data_set.train_x, data_set.train_y, split_features(d, parties, seed), loss, lam, regulariser
     )
     typer.echo(f"{data}: {problem.n} rows, {d} columns, {parties} parties, {active} with labels.")
+    if parties == 2:
+        typer.echo("Of two parties each can take its own part off a sum: masks hide nothing here.")
     setting: dict[str, Any] = dict(
         epochs=epochs, active=active, threads=threads, seed=seed, waiting=waiting,
         compute=straggler(parties, parties - 1, slower, work), delays=Deterministic(message),

@@ -214,8 +214,10 @@ class Process:
             if moved or self.agenda:
                 heard = now
             elif not self.watched and now - heard > self.task.patience:
-                raise FedlibError(f"It has heard of nobody for {self.task.patience:g} seconds: another "
-                                  "party has stopped, or its host is out of reach.")  # fmt: skip
+                raise FedlibError(
+                    f"It has heard of nobody for {self.task.patience:g} seconds: another party has "
+                    "stopped, or its host is out of reach."
+                )
             if not moved and self.sleeps:
                 until = [max(due - now, 0) for due, *_ in self.agenda[:1]]
                 self.wake.wait(min([self.pauses[self.open], *until]))
