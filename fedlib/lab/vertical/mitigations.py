@@ -24,6 +24,7 @@ from __future__ import annotations
 import math
 import secrets
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -176,7 +177,7 @@ def spent(releases: Sequence[tuple[float, int]], delta: float) -> float:
         ) from error
     accountant = PRVAccountant()
     accountant.history = [(noise, 1.0, times) for noise, times in releases]  # 1: nobody is left out
-    with np.errstate(divide="ignore"):
+    with np.errstate(divide="ignore"), warnings.catch_warnings(action="ignore"):
         return float(accountant.get_epsilon(delta=delta))
 
 
