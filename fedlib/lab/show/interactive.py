@@ -442,7 +442,7 @@ class Explorer:
             out.append(f"{KEY}{rule}{mark}</svg>{html.escape(s.label)}</span>")
         if self._top:
             box = '<path class="fedx-h" d="M1 3h32v12H1z"/>'
-            out.append(f"{KEY}{box}</svg>darkest cell: {_text(self._top)}</span>")
+            out.append(f"{KEY}{box}</svg>strongest cell: {_text(self._top)}</span>")
         return f'<p class="fedx-e">{"".join(out)}</p>'
 
 

@@ -79,6 +79,8 @@ class Live:
         Measures something else: ``(state, task) -> {(split, metric): [R]}``.
     strip
         ``(state, task) -> [rows, columns]``, a heat strip above the curve as it forms.
+    strip_label
+        The name of the strip's horizontal axis.
     clock, ylog
         Draw against the run's own clock; a logarithmic axis.
     xlabel, ylabel
@@ -104,6 +106,7 @@ class Live:
         metric: str = "loss",
         measure: Callable[[Any, Any], Measures] | None = None,
         strip: Callable[[Any, Any], Any] | None = None,
+        strip_label: str = "",
         clock: bool = False,
         ylog: bool = False,
         xlabel: str = "round",
@@ -117,6 +120,7 @@ class Live:
         self.start = tuple(start or (values[0] for values in controls.values()))
         self.split, self.metric, self.strip = split, metric, frozen(strip)
         self.look = Evaluation(every=every, splits=split, measure=frozen(measure))
+        self.strip_label = strip_label
         self.clock, self.ylog, self.xlabel = clock, ylog, xlabel
         self.ylabel = ylabel or f"{metric}, {split}"
         self.before: PanelRun | None = None
@@ -227,7 +231,7 @@ class Live:
                 "before": plotting.Style("the run before", plotting.GREY, "", plotting.DASHED),
                 "now": plotting.Style(self._said(self.run.values), plotting.BLUE),
             },
-            strip_label="",
+            strip_label=self.strip_label,
         )
         return framed(self.title, figure.picture(()))
 
