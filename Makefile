@@ -7,7 +7,7 @@ READY  := $(VENV)/.ready
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help book test quick slow coverage test-avx2 mutants lines lab bench gpu ages strip clean
+.PHONY: help book test quick slow coverage test-avx2 mutants lines lab bench gpu ages hours strip clean
 
 help:
 	@echo "make book    run every notebook and build the book (_build/html/index.html)"
@@ -22,6 +22,7 @@ help:
 	@echo "make bench   time the hot path against a plain loop"
 	@echo "make gpu     check a GPU against the CPU, time it, go on with the large records"
 	@echo "make ages    write down what the history says of rules and records"
+	@echo "make hours   time what claims want at the papers' own scale: twenty minutes on a quiet machine"
 	@echo "make strip   clear the notebooks' outputs before a commit"
 	@echo "make clean   remove what was built; the environment in $(VENV) stays"
 	@echo
@@ -108,6 +109,9 @@ gpu: $(if $(ENOUGH),,$(READY))
 
 ages: $(READY)
 	@$(BIN)/python -m fedlib.lab.evidence.ages
+
+hours: $(READY)
+	@$(BIN)/python -m fedlib.lab.evidence.wanted
 
 strip: $(READY)
 	@$(BIN)/python book/strip.py

@@ -25,7 +25,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import plain
-from pages import ROOT, fill, toc_pages
+from pages import ROOT, fill, offer, toc_pages
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
 SOURCES = ("_config.yml", "_toc.yml", "book")
@@ -150,6 +150,7 @@ def fresh_tree(tree: Path) -> None:
     for folder in (ROOT / "notebooks").rglob("assets"):
         shutil.copytree(folder, tree / folder.relative_to(ROOT))
     fill(tree)
+    offer(tree / "_config.yml")
 
 
 def run_notebooks(tree: Path, profile: str) -> list[Run]:

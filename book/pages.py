@@ -17,6 +17,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import yaml
+
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # this checkout's fedlib, whatever is installed
 
@@ -50,6 +52,32 @@ def _written(name: str) -> str:
 def toc_pages(toc: Path = ROOT / "_toc.yml") -> list[str]:
     """Return every page of the table of contents, in order, without suffix."""
     return re.findall(r"^[ -]*(?:root|file): (\S+)$", toc.read_text("utf-8"), re.M)
+
+
+# --- the project's address -----------------------------------------------------------------------
+
+
+def address(config: Path = ROOT / "_config.yml") -> tuple[str, str]:
+    """Return the project's public address, empty if it has none, and the branch to show."""
+    stored = yaml.safe_load(config.read_text("utf-8"))["repository"]
+    return stored["url"].rstrip("/"), stored["branch"]
+
+
+def offer(config: Path) -> None:
+    """Take from a copy of the settings the buttons that lead to an address, if there is none."""
+    if not address(config)[0]:
+        settings = yaml.safe_load(config.read_text("utf-8"))
+        for group in (settings, settings["html"]):
+            for button in [name for name in group if "button" in name]:
+                del group[button]
+        config.write_text(yaml.safe_dump(settings, allow_unicode=True), "utf-8")
+
+
+def published() -> Iterator[str]:
+    """Yield, for a line of a citation, the next one: where the project is, if anywhere."""
+    if url := address()[0]:
+        yield ""
+        yield f"  howpublished = {{\\url{{{url}}}}},"
 
 
 # --- the package ---------------------------------------------------------------------------------
@@ -360,5 +388,8 @@ def _pages(about: dict[str, str]) -> list[Path]:
 
 WRITERS = {
     writer.__name__: writer
-    for writer in (api, commands, papers, questions, scoreboard, errata, standing, learned)
+    for writer in (
+        *(api, commands, papers, questions, scoreboard, errata, standing, learned),
+        published,
+    )
 }

@@ -1,7 +1,8 @@
 """Bring every notebook into the form in which it is committed.
 
 Outputs go, except in cells tagged ``keep_output``; cell ids stay; the kernel is plain Python 3;
-what a page hides by a tag is closed in JupyterLab, too, until a reader opens it.
+what a page hides by a tag is closed in JupyterLab, too, until a reader opens it; and as soon as the
+project has a public address, the first code cell fetches the library on Colab.
 ``make strip`` runs this, and a test says when it was forgotten. With ``--keep`` the notebooks that
 keep outputs are run first, and what those cells print now is what is kept.
 """
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import build
 import nbformat
+import pages
 
 ROOT = Path(__file__).resolve().parent.parent
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
@@ -23,6 +25,14 @@ EXTRA = (
     "metadata.papermill cell.metadata.papermill metadata.language_info.version metadata.jupytext"
 )
 STRIP = [sys.executable, "-m", "nbstripout", "--keep-id", "--extra-keys", EXTRA]
+
+FETCH = """\
+# On Colab this fetches the library; anywhere else it does nothing.
+import sys
+
+if "google.colab" in sys.modules:
+    package = "git+{url}@{branch}"
+    get_ipython().run_line_magic("pip", f"install --quiet {{package}}")"""
 
 CLOSED = {  # what a tag of the page closes in a notebook
     "hide-input": ["source_hidden"],
@@ -40,6 +50,16 @@ def close(cell: nbformat.NotebookNode) -> None:
     cell.metadata.pop("jupyter", None)
     if hidden:
         cell.metadata["jupyter"] = hidden
+
+
+def fetch(notebook: nbformat.NotebookNode, url: str, branch: str) -> None:
+    """Begin the code with a cell that fetches the library on Colab, if it has an address."""
+    notebook.cells = [cell for cell in notebook.cells if cell.id != "on-colab"]
+    if url:
+        cell = nbformat.v4.new_code_cell(
+            FETCH.format(url=url, branch=branch), id="on-colab", metadata={"tags": ["remove-cell"]}
+        )
+        notebook.cells.insert(1, cell)
 
 
 def keeps(cell: nbformat.NotebookNode) -> bool:
@@ -74,6 +94,7 @@ def main() -> int:
     for path in notebooks:
         notebook = nbformat.read(path, as_version=4)
         notebook.metadata["kernelspec"] = dict(KERNEL)
+        fetch(notebook, *pages.address())
         for cell in notebook.cells:
             close(cell)
         nbformat.write(notebook, path)

@@ -457,3 +457,16 @@ def test_the_stored_ages_are_what_the_history_says():
     stored = ages._stored()
     for part in found:
         assert stored[part] == found[part], "then: make ages"
+
+
+def test_a_check_may_stand_for_several():
+    several = {"what": "{d[t]}, {m}", "with": {"a": "VFB-{m}"}, "bounds": [0, 1]}
+    several["each"] = {"d": [{"t": "A"}, {"t": "B"}], "m": ["p", "q"]}
+    alone = {"what": "in {braces}"}
+    claim = ages.spelled_out({"id": "X", "check": [several, alone]})
+    assert [check["what"] for check in claim["check"]] == [
+        "A, p", "A, q", "B, p", "B, q", "in {braces}"
+    ]  # fmt: skip
+    assert claim["check"][1]["with"] == {"a": "VFB-q"} and "each" not in claim["check"][1]
+    longhand = {"id": "X", "check": claim["check"]}
+    assert ages.text(claim) == ages.text(longhand), "the same rule, written out or not"

@@ -9,9 +9,11 @@ import os
 import shutil
 import signal
 import socket
+import socketserver
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import tomllib
 from collections.abc import Callable, Iterator
@@ -288,6 +290,25 @@ def test_nobody_listens(tmp_path):
     assert batch.status(tmp_path)["status"].eq("waiting").all()
     with pytest.raises(FedlibError, match="No Ray cluster answers at 'somewhere'"):
         batch.run(tomllib.loads(TRAINING), tmp_path, ray="somewhere", progress=False)
+
+
+def test_somebody_else_listens(tmp_path):
+    began = time.monotonic()
+    with socketserver.TCPServer(("127.0.0.1", 0), NotRay) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"127.0.0.1:{server.server_address[1]}"
+        with pytest.raises(FedlibError, match="what listens there is not Ray"):
+            batch.run(tomllib.loads(TRAINING), tmp_path, ray=address, progress=False)
+        server.shutdown()
+    assert time.monotonic() - began < 10
+
+
+class NotRay(socketserver.BaseRequestHandler):
+    """Answers as a web server does."""
+
+    def handle(self) -> None:
+        self.request.recv(100)
+        self.request.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
 
 def test_a_unit_has_all_its_cores_on_one_node(monkeypatch):

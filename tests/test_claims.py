@@ -222,6 +222,8 @@ def test_a_sentence_with_two_readings_has_a_finding_for_each():
     agree = near + made(HOLDS, reading="far")
     assert claims.find(dict(kind="measured"), agree) == (
         "confirmed", {"near": "confirmed", "far": "confirmed"})  # fmt: skip
+    lacking = near + made(NO_RECORD, reading="far")
+    assert claims.find(dict(kind="measured"), lacking)[0] == NO_RECORD
 
 
 def test_controls_are_told_apart():

@@ -104,6 +104,12 @@ def test_rounds_looks_runs_and_seeds_are_counted(timed):
     assert world.rounds_done == 20_000 and len(rows) == 2 * 3 * 101, "afterwards all is done"
 
 
+def test_the_share_of_looks_is_theirs_of_all_that_rounds_and_looks_take(timed):
+    _, plan = timed(seeds=1, fixed=1.0, each=1.0, look=5.0, rounds=100, every=10)
+    looks = 11 * 5.0  # at the start, and after every ten rounds
+    assert duration.expect(plan).looks == pytest.approx(looks / (100 * 2.0 + looks))
+
+
 def test_looks_at_chosen_rounds_are_counted(monkeypatch):
     world = World(fixed=0.01, each=0, look=1.0, rounds=0, every=1)
     monkeypatch.setattr(pilot, "now", lambda: world.time)

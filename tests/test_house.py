@@ -143,7 +143,7 @@ def test_a_definition_that_is_repeated_is_seen():
 
 # --- what each wing needs ------------------------------------------------------------------------
 
-LAB = "matplotlib numba papermill pebble pydantic typer IPython ipywidgets phe mpi4py ray"
+LAB = "matplotlib numba papermill pebble pydantic typer IPython ipywidgets phe opacus mpi4py ray"
 
 
 def test_the_library_needs_nothing_of_the_laboratory():

@@ -240,3 +240,25 @@ def test_no_measured_number_is_typed(path):
         prose = path.read_text("utf-8")
     typed = sorted(set(typed_numbers(prose)) - known)
     assert not typed, f"typed by hand, found neither among the experiments nor the claims: {typed}"
+
+
+BARE = re.compile(r"\{(?:eq|ref|numref|prf:ref)\}`([\w-]+)`")
+PLACE = re.compile(r"^\(([\w-]+)\)=$|\$\$ \(([\w-]+)\)|^:label: *(\S+)", re.M)
+NAMED = re.compile(r"[A-Z]+\d?-[EC]\d+(-\w+)?")
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_reference_that_jupyterlab_cannot_follow_says_what_it_means(path):
+    """It knows the places in a notebook's own text. Errata and claims go by their labels."""
+    cells = nbformat.read(path, as_version=4).cells
+    text = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+    there = {"".join(found) for found in PLACE.findall(text)}
+    unknown = {label for label in BARE.findall(text) if label not in there}
+    assert not [label for label in unknown if not NAMED.fullmatch(label)], "give them words"
+
+
+def test_no_link_in_html_has_a_formula_which_jupyterlab_would_show_as_it_is_written():
+    for path in NOTEBOOKS:
+        cells = nbformat.read(path, as_version=4).cells
+        text = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+        assert not re.findall(r"<a [^>]*>[^<]*\$[^<]*</a>", text), path

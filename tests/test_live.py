@@ -1,5 +1,6 @@
 """Explorers and trainings as widgets: what their controls do, held against the plain calls."""
 
+import re
 import subprocess
 import sys
 import threading
@@ -213,6 +214,7 @@ def test_pause_go_on_and_stop():
         gate.release()
     time.sleep(0.3)
     done = one.run.done
+    assert f"paused after {done} rounds" in parts(box, "HTML")[1].value
     time.sleep(0.2)
     assert one.run.done == done < 9 and one.run.thread.is_alive()
     button(box, "Go on").click()
@@ -254,6 +256,20 @@ def test_a_run_that_diverges_ends_at_a_cross():
     one.train()
     assert one.history.diverged and one.run.done < 10
     assert "goes on outside" in one.picture() and "diverged" in one.picture()
+
+
+def test_a_run_that_diverged_before_does_not_set_the_axis():
+    def rates(steps, rate):
+        return FedAvg(Full(4), rate, local_steps=2), Task(TASK.model, DATA, l2=1.0)
+
+    alone, after = panel(build=rates, ylog=True), panel(build=rates, ylog=True)
+    alone.train(2, 0.1)
+    after.train(2, 1e9)
+    assert after.history.diverged or after.curve(after.run)[-1, 1] > 1e6
+    after.train(2, 0.1)
+    drawn = [re.search(r'class="fedx-l"[^>]* d="([^"]+)"/>(?!.*fedx-l)', one.picture(), re.S)
+             for one in (alone, after)]  # fmt: skip
+    assert drawn[0][1] == drawn[1][1], "the curve is as high as without the run before"
 
 
 def test_a_new_start_stops_the_training_before_it():

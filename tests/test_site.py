@@ -17,6 +17,7 @@ from pathlib import Path
 import browser
 import build
 import executed
+import pages
 import pytest
 
 from fedlib import paths
@@ -160,12 +161,14 @@ def test_a_notebook_ran_without_complaint_and_describes_its_figures(notebook, ht
 
 
 @pytest.mark.parametrize("notebook", build.toc_notebooks(), ids=str)
-def test_a_notebook_page_offers_download_and_colab(notebook, html):
+def test_a_notebook_page_offers_download_and_with_an_address_colab(notebook, html):
     page = (html / notebook).with_suffix(".html").read_text("utf-8")
     assert f"_sources/{notebook.as_posix()}" in page
     assert (html / "_sources" / notebook).is_file()
-    assert "https://colab.research.google.com/github/" in page
-    assert f"/blob/main/{notebook.as_posix()}" in page
+    url, branch = pages.address()
+    for service in ("colab.research.google.com/github/", "mybinder.org/v2/gh/"):
+        assert (service in page) == bool(url)
+    assert (f"/blob/{branch}/{notebook.as_posix()}" in page) == bool(url)
 
 
 def text_of(fragment: str) -> str:
@@ -394,13 +397,13 @@ def test_a_figure_s_record_leads_to_its_manifest(html):
 @pytest.mark.parametrize("page", ["book/index", "notebooks/03_hierarchy/1_derive"])
 def test_a_page_offers_its_source_and_says_when_it_changed(page, html):
     text = (html / f"{page}.html").read_text("utf-8")
-    assert f"/edit/main/{page}." in text
+    url, branch = pages.address()
+    assert (f"/edit/{branch}/{page}." in text) == bool(url)
+    assert url or "github.com" not in text  # nor a button for issues
     assert (
         re.search(r"Last updated[^<]*\b20\d\d-\d\d-\d\d", text)
         or not (build.ROOT / ".git").exists()
     )
-    if page.startswith("notebooks"):
-        assert "https://mybinder.org/v2/gh/" in text
 
 
 KINDS = (  # one page of each kind

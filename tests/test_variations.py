@@ -18,7 +18,12 @@ CHANGES = {  # several at once, in the notebooks that run in less than about twe
     "01_foundations/2_splitting_data": dict(N=30, split_seed=3),
     "01_foundations/3_mix_columns_clocks": dict(G=2, K=3, P=4, parties=3, fixed=0.5, mean=0.4),
     "02_participation/1_derive": dict(N=7, D=2, local_steps=3, interval=8, rounds=64, seed=3),
+    "03_hierarchy/2_build": dict(
+        sizes=[3, 5], lr=0.2, sync=2, time=30.0, batch_size=16, seeds=[4, 5]
+    ),
+    "04_personalization/1_derive": dict(samples=[30, 5, 15, 40], d=2, mu=0.8, L=3.0, seed=4),
     "05_tiers/1_derive": dict(b=16, v=1.0, copies=10, seed=3),
+    "06_vertical/1_derive": dict(n=4, lam=0.05, lr=0.1, seed=4),
 }
 
 

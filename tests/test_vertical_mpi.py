@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -11,14 +12,18 @@ import time
 
 import numpy as np
 import pytest
+from scipy import sparse
 from typer.testing import CliRunner
 
 from fedlib.errors import FedlibError
-from fedlib.lab import cli
-from fedlib.lab.vertical.mpi import find_launcher, run_parties
-from fedlib.lab.vertical.wire import MASKS, SCORES, _places
-from fedlib.papers.vertical import Problem, centralised, split_features
+from fedlib.lab import bench, cli
+from fedlib.lab.vertical import measured, mpi
+from fedlib.lab.vertical.mpi import find_launcher, run_parties, simulated
+from fedlib.lab.vertical.wire import MASKS, SCORES, Part, _places, _seconds
+from fedlib.papers.vertical import Problem, centralised, split_features, straggler, synchronous
 from fedlib.papers.vertical.secure import log_depth, seats
+from fedlib.papers.vertical.setup import Setup
+from fedlib.population.delays import Deterministic
 
 try:
     find_launcher()
@@ -58,12 +63,29 @@ def test_every_party_knows_its_place_in_the_trees_of_every_dominator(q):
     assert seats(q, 1)[0] == 1 and log_depth(q)
 
 
-def test_a_party_loads_neither_torch_nor_numba():
-    code = "import sys; import fedlib.lab.vertical.wire; print(*sys.modules)"
+def test_a_party_loads_neither_torch_nor_numba(tmp_path):
+    setup = Setup(problem(), "saga", 0.1, 2, compute=0.1, delays=Deterministic(0.1))
+    mpi._deal(setup, tmp_path, waiting=True, equal=False, patience=60)
+    code = f"""if True:
+        import pickle, sys; import fedlib.lab.vertical.wire
+        task = pickle.loads(open({str(tmp_path / "party-1")!r}, "rb").read())
+        print(task.setup.table, *sys.modules)"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
-    assert "fedlib.papers.vertical.secure" in loaded
+    assert {"full", "fedlib.papers.vertical.secure"} <= loaded
     assert not loaded & {"torch", "numba", "pandas", "sklearn"}
+
+
+def test_a_party_gets_its_own_columns_and_labels_only_if_it_is_active(tmp_path):
+    given = problem()
+    setup = Setup(given, "svrg", 0.1, (3, 1), compute=[1, 2, 3, 4], steps=2 * N)
+    mpi._deal(setup, tmp_path, waiting=False, equal=True, patience=60)
+    for l, block in enumerate(given.blocks):
+        task: Part = pickle.loads((tmp_path / f"party-{l}").read_bytes())
+        assert np.array_equal(task.setup.problem.x, given.x[:, block])
+        assert (task.setup.problem.y == 1).all() and (task.y is not None) == (l in (1, 3))
+        assert task.setup.compute == [l + 1]
+        assert (task.active, task.steps, task.loop) == ((3, 1), 2 * N, N)
 
 
 def test_without_mpi_it_says_what_to_install(monkeypatch):
@@ -96,14 +118,149 @@ def test_the_command_line_lists_papers_commands():
 @pytest.mark.parametrize(
     ("options", "said"),
     [(dict(active=0), "at least one holds labels"), (dict(active=Q + 1), "at most all"),
-     (dict(epochs=0), "epochs"), (dict(patience=0), "patience"), (dict(lr=-1), "lr")],
+     (dict(epochs=0), "epochs"), (dict(patience=0), "patience"), (dict(lr=-1), "lr"),
+     (dict(compute=-1), "compute"), (dict(delays=0.1), "delays is a delay law"),
+     (dict(hosts="none.txt"), "no file none.txt. It names a host a line"),
+     (dict(hosts=__file__), "a folder that all of them see"),
+     (dict(hosts=__file__, folder=os.path.dirname(__file__)), "is not empty. Take a new folder")],
 )  # fmt: skip
 def test_what_is_asked_for_is_checked_before_anything_starts(options, said):
     with pytest.raises(FedlibError, match=said):
         run_parties(problem(), "sgd", **{"lr": 0.1} | options)
 
 
+BLOCK, MESSAGE = 0.03, 0.04  # seconds
+
+
+def by_hand(waiting: bool, steps: int, slow: float) -> float:
+    """Return the seconds of two parties, the first of which has the labels."""
+    b, m = BLOCK, MESSAGE
+    late = (1 + slow) * b  # the other's block
+    score = m + late + m  # request, reading, answer: the own reading is over before
+    if waiting:
+        return steps * (score + m + late)
+    return (steps - 1) * (score + b) + score + m + late  # its own update, then the next step
+
+
+@pytest.mark.parametrize("waiting", [True, False])
+@pytest.mark.parametrize("slow", [0.0, 0.5])
+def test_the_simulator_of_the_same_settings_has_the_seconds_of_a_calculation(waiting, slow):
+    run = simulated(two_parties(), "sgd", 0.1, **slept(waiting, slow))
+    assert run.rows[-1].time == pytest.approx(by_hand(waiting, 10, slow), rel=1e-12)
+
+
+def two_parties() -> Problem:
+    x = np.random.default_rng(3).standard_normal((10, 4))
+    return Problem(x, np.where(x[:, 0] > 0, 1.0, -1.0), split_features(4, 2))
+
+
+def slept(waiting: bool, slow: float) -> dict:
+    compute = straggler(2, 1, slow, BLOCK / 2)  # two columns each
+    return dict(epochs=1, waiting=waiting, compute=compute, delays=Deterministic(MESSAGE))
+
+
+def test_the_kept_table_has_every_case_and_what_the_simulator_still_says():
+    rows = bench.load_bench("processes")[-1]["rows"]
+    assert len(rows) == 3 * 3 * 2 * 2
+    for row in rows:
+        q, slow = row["parties"], row["slower"]
+        told = simulated(
+            measured.made(q), row["method"], measured.RATE, waiting=row["waiting"],
+            **measured.setting(q, slow),
+        )  # fmt: skip
+        assert row["simulated"] == pytest.approx(told.rows[-1].time, abs=1e-3)
+        assert row["least"] <= row["seconds"] <= row["most"]
+        assert measured.agrees(row), row
+
+
+def test_sparse_rows_cost_what_their_entries_cost():
+    x = np.array([[1.0, 0, 2], [0, 0, 3], [0, 0, 0]])
+    given = Problem(sparse.csr_array(x), np.array([1.0, -1, 1]), (np.arange(3),))
+    full = Setup(given, "saga", 0.1, compute=2.0, table="full")
+    for setup, writes in ((Setup(given, "saga", 0.1, compute=2.0), [4, 2, 0]), (full, [6, 6, 6])):
+        assert [part.tolist() for part in _seconds(setup)] == [[4, 2, 0], writes]
+    dense = Problem(x, given.y, given.blocks)
+    assert (np.array(_seconds(Setup(dense, "sgd", 0.1, compute=2.0))) == 6).all()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"), [(1.0, True), (1.14, True), (1.16, False), (0.98, True), (0.96, False)]
+)
+def test_measured_seconds_agree_within_what_is_said(seconds, expected):
+    assert measured.agrees({"seconds": seconds, "simulated": 1.0}) == expected
+
+
 # --- with it --------------------------------------------------------------------------------------
+
+
+@needs_mpi
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["sgd", "svrg", "saga"])
+def test_processes_that_wait_take_the_very_steps_of_the_simulator(method):
+    given, setting = problem(), dict(epochs=2, active=3, seed=5)  # 3 does not divide 100
+    run = run_parties(given, method, 0.1, waiting=True, **setting)
+    told = synchronous(given, method, 0.1, **setting)
+    assert np.abs(run.w - told.w).max() < 1e-10  # scores are rounded to 40 bits
+    assert run.rows[-1].loss == pytest.approx(told.rows[-1].loss, abs=1e-10)
+    assert [row.steps for row in run.rows] == [0, N, 2 * N] and run.messages["pot"] == 0
+
+
+@needs_mpi
+@pytest.mark.slow
+@pytest.mark.parametrize("waiting", [True, False])
+@pytest.mark.parametrize("slow", [0.0, 0.5])
+def test_processes_take_the_seconds_of_a_calculation(waiting, slow):
+    seconds = run_parties(two_parties(), "sgd", 0.1, **slept(waiting, slow)).rows[-1].time
+    expected = by_hand(waiting, 10, slow)
+    assert expected <= seconds < 1.3 * expected + 0.2, "sleep ends late, never early"
+
+
+@needs_mpi
+@pytest.mark.slow
+def test_from_a_pot_the_faster_party_takes_more_steps():
+    slow = dict(compute=straggler(2, 0, 0.9, BLOCK), delays=Deterministic(0.001))
+    taken = {
+        equal: run_parties(two_parties(), "sgd", 0.1, epochs=2, active=2, equal=equal, **slow)
+        for equal in (True, False)
+    }
+    # The first takes 1.9 times as long for its own block, and both wait for its score.
+    equal, pot = (run.rows[-1].time for run in taken.values())
+    assert pot < 0.95 * equal
+    assert taken[True].messages["pot"] == 0 < 10 <= taken[False].messages["pot"] <= 18
+
+
+@needs_mpi
+@pytest.mark.slow
+def test_hosts_are_reached_as_the_launcher_reaches_them(tmp_path, monkeypatch):
+    """A stand-in for ssh notes the host and runs the command here."""
+    ssh, hosts, log = tmp_path / "ssh", tmp_path / "hosts", tmp_path / "log"
+    ssh.write_text(
+        f'#!/bin/sh\nwhile [ "${{1#-}}" != "$1" ]; do shift; done\n'
+        f'echo $1 >> {log}; shift\nexec sh -c "$*"\n'
+    )
+    ssh.chmod(0o755)
+    hosts.write_text("alpha:2\nbeta:2\n")
+    monkeypatch.setenv("HYDRA_LAUNCHER_EXEC", str(ssh))
+    setting = dict(epochs=1, active=2, waiting=True)
+    run = run_parties(problem(), "sgd", 0.1, hosts=hosts, folder=tmp_path / "shared", **setting)
+    assert sorted(log.read_text().split()) == ["alpha", "beta"]
+    assert np.abs(run.w - synchronous(problem(), "sgd", 0.1, epochs=1, active=2).w).max() < 1e-10
+    wild = problem(loss="squared", regulariser="none")
+    with pytest.raises(FedlibError, match=r"Party \d failed.*diverges. Take a smaller lr"):
+        run_parties(wild, "sgd", 1e6, epochs=3, hosts=hosts, folder=tmp_path / "other")
+
+
+@needs_mpi
+@pytest.mark.slow
+def test_a_table_of_processes(monkeypatch):
+    for name, value in (("PARTIES", (2,)), ("METHODS", ("saga",)), ("SLOW", (0.4,)), ("PASSES", 1),
+                        ("BLOCK", 0.01), ("MESSAGE", 0.01)):  # fmt: skip
+        monkeypatch.setattr(measured, name, value)
+    waits, free = measured.processes_table(repeats=1)
+    assert waits["waiting"] and not free["waiting"]
+    for row in (waits, free):
+        assert row["least"] == row["seconds"] == row["most"] >= 0.97 * row["simulated"]
+    assert waits["loss"] == waits["simulated loss"]
 
 
 @needs_mpi
@@ -123,7 +280,8 @@ def test_processes_reach_the_loss_of_a_plain_loop(method):
     steps = epochs * N + own  # a pass is one sum of vectors
     assert run.messages["score"] == run.messages["mask"] == (Q - 1) * steps
     assert run.messages["backward"] == (Q - 1) * epochs * N
-    assert run.bytes["backward"] == 24 * run.messages["backward"]
+    assert run.bytes["backward"] == 32 * run.messages["backward"]
+    assert run.messages["pot"] < epochs * N
 
 
 def gone(pids: dict[int, int]) -> bool:

@@ -16,18 +16,25 @@ from fedlib.papers.vertical.secure import (
     ModularMasks,
     RealMasks,
     aggregate,
+    aggregate_survivors,
     chains,
     check_trees,
+    deal,
+    expanded,
+    joined,
     known,
     leak,
     leaves,
     log_depth,
     opened,
+    pairwise_masked,
     safe,
     seats,
     seen_by,
     sends,
+    shares,
     significantly_different,
+    survivor_bytes,
     view,
 )
 
@@ -334,6 +341,134 @@ def test_a_modular_masked_score_is_uniform_whatever_the_score():
         ]
         top = np.bincount((seen[0] >> np.uint64(60)).astype(int), minlength=16)
         assert (np.abs(top - 1250) < 5 * np.sqrt(1250)).all()
+
+
+# --- parties that leave ---------------------------------------------------------------------------
+
+
+def test_shares_give_the_secret_from_the_threshold_on_and_nothing_below_it():
+    for holders, threshold in ((range(1, 6), 3), (range(1, 5), 4), ((2, 7, 9), 1)):
+        dealt = shares(12345, holders, threshold, rng(60))
+        for some in combinations(dealt, threshold):
+            assert joined({x: dealt[x] for x in some}) == 12345
+        assert joined(dealt) == 12345
+        if threshold > 1:
+            assert joined({x: dealt[x] for x in list(dealt)[: threshold - 1]}) != 12345
+
+    class Fixed:
+        """Gives coefficients in turn, so that all polynomials can be gone through."""
+
+        def __init__(self, numbers):
+            self.numbers = iter(numbers)
+
+        def bytes(self, size):
+            return next(self.numbers).to_bytes(size, "little")
+
+    p, views = 7, {}
+    for secret in range(p):  # two of four holders, threshold three: the same view for any secret
+        views[secret] = Counter(
+            tuple(shares(secret, range(1, 5), 3, Fixed(terms), p)[x] for x in (2, 4))
+            for terms in product(range(p), repeat=2)
+        )
+    assert all(view == views[0] for view in views.values()) and len(views[0]) == p**2
+
+
+LEAVERS = [((), ()), ((3,), ()), ((), (2, 5)), ((4,), (2,)), ((2, 6), ())]
+
+
+@pytest.mark.parametrize(("gone", "silent"), LEAVERS)
+def test_sums_survive_parties_that_leave(gone, silent):
+    scores = rng(61).integers(-1000, 1000, (6, 5)) / 8
+    found = aggregate_survivors(scores, 4, rng(62), gone, silent)
+    stay = [l for l in range(1, 7) if l not in gone]
+    assert found.over == tuple(stay)
+    assert (found.total == scores[[l - 1 for l in stay]].sum(0)).all()  # exact in fixed point
+    for name, points in found.told.items():  # never both kinds for one party
+        assert set(points) == set(stay) - set(silent)
+        assert sum(l in stay for l in name) == 1
+    own = {name[0] for name in found.told if len(name) == 1}
+    of_pairs = {l for name in found.told if len(name) == 2 for l in name if l in gone}
+    assert own == set(stay) and of_pairs == set(gone)
+
+
+def test_too_few_left_is_said():
+    with pytest.raises(FedlibError, match="3 parties answer and 4 are needed"):
+        aggregate_survivors(np.ones((6, 2)), 4, rng(63), gone=(3, 5), silent=(2,))
+    with pytest.raises(FedlibError, match="cannot leave"):
+        aggregate_survivors(np.ones((4, 2)), 3, rng(63), gone=(1,))
+    with pytest.raises(FedlibError, match="at least 2"):
+        aggregate_survivors(np.ones((4, 2)), 1, rng(63))
+    with pytest.raises(FedlibError, match="cannot reach"):
+        aggregate_survivors(np.ones((4, 2)), 5, rng(63))
+
+
+def pairwise_leak(q, coalition, threshold, gone, silent=()):
+    """Count the independent sums of others' scores that a coalition computes, by ranks.
+
+    Unknown are scores and seeds' masks. The coalition knows what was sent to party 1, its members'
+    scores, own masks and pairs' masks, and every mask whose seed was told or that it can join.
+    """
+    found = aggregate_survivors(np.zeros((q, 1)), threshold, rng(64), gone, silent)
+    parties = range(1, q + 1)
+    names = [(l,) for l in parties] + [(l, m) for l in parties for m in parties if l < m]
+    known = [name for name in names if name in found.told or set(name) & set(coalition)]
+    if len(coalition) >= threshold:
+        known = names
+    column = {name: q + k for k, name in enumerate(names)}
+    rows = []
+    if 1 in coalition:
+        for l in found.sent:
+            row = np.zeros(q + len(names))
+            row[l - 1] = row[column[(l,)]] = 1
+            for m in parties:
+                if m != l:
+                    row[column[(min(l, m), max(l, m))]] = 1 if l < m else -1
+            rows.append(row)
+    for name in known:
+        rows.append(np.eye(q + len(names))[column[name]])
+    for l in coalition:
+        rows.append(np.eye(q + len(names))[l - 1])
+    rows = np.array(rows)
+    rank = np.linalg.matrix_rank
+    return rank(rows) - rank(rows[:, q:]) - len(coalition)
+
+
+@pytest.mark.parametrize("gone", [(), (4,), (3, 4)])
+def test_a_coalition_below_the_threshold_learns_one_sum_and_at_it_everything(gone):
+    q, threshold = 6, 4
+    for size in (1, 2, 3):
+        for others in combinations((2, 5, 6), size - 1):
+            assert pairwise_leak(q, (1, *others), threshold, gone) == 1
+    for coalition in combinations((2, 5, 6), 2):
+        assert pairwise_leak(q, coalition, threshold, gone) == 0
+    left = q - len(gone)
+    for others in ((2, 5, 6),):  # four together: the others' scores one by one
+        assert pairwise_leak(q, (1, *others), threshold, gone) == left - 4
+
+
+def test_a_pair_of_trees_is_opened_by_colluders_that_pairs_of_masks_withstand():
+    assert leak(chains(6), [1, 3]) > 1  # trees: two colluders open a neighbour
+    assert pairwise_leak(6, (1, 3), 4, ()) == 1
+
+
+def test_seeds_used_twice_open_what_was_sent_before():
+    """Why seeds are for one sum: what is told when party 3 has left opens its old score."""
+    score = np.full(4, 7, dtype=np.uint64)
+    seeds, held = deal(4, 3, rng(65))
+    before = pairwise_masked(3, score, seeds)  # it had sent then: its own seed was told
+    told = [(3,), (1, 3), (2, 3), (3, 4)]  # and now, that it is gone, those of its pairs
+    opened_seeds = {name: joined({l: held[l][name] for l in (1, 2, 4)}) for name in told}
+    nothing = pairwise_masked(3, np.zeros(4, dtype=np.uint64), opened_seeds)
+    assert (before - nothing == score).all()
+    fresh = deal(4, 3, rng(66)).seeds
+    assert (before - pairwise_masked(3, np.zeros(4, dtype=np.uint64), fresh) != score).all()
+
+
+def test_masks_of_seeds_are_uniform_and_repeat():
+    assert (expanded(5, (3, 2)) == expanded(5, (3, 2))).all()
+    top = np.bincount((expanded(6, (20_000,)) >> np.uint64(60)).astype(int), minlength=16)
+    assert (np.abs(top - 1250) < 5 * np.sqrt(1250)).all()
+    assert survivor_bytes(3, 10) == 6 * 2 * 16 + 2 * (80 + 48)
 
 
 # --- transcripts and counts -----------------------------------------------------------------------

@@ -22,7 +22,7 @@ from fedlib.papers.vertical.runs import Row
 S = dict(
     kind="", where="", title="", seeds=2, dataset="breast-cancer", rows=60, tests=40,
     loss="logistic", regulariser="l2", lam=1e-3, parties=4, active=2, lr=0.05, passes=4.0,
-    goal=3.0, every=0.25, looks=50,
+    goal=3.0, every=0.25, looks=50, trees=True, prompt=True,
 )  # fmt: skip
 RUNS = [
     dict(run=f"{name} {method}", method=method, way=way, links="far")
@@ -195,12 +195,31 @@ def test_log_speeds_are_those_of_the_runs(table, raced):
 def test_messages_under_way_make_waiting_slow_and_none_make_it_even():
     both = [run | dict(links=links, run=f"{run['run']} {links}")
             for run in RUNS[:2] for links in ("near", "far")]  # fmt: skip
-    frame = race(both, passes=8.0, goal=6.0, every=0.05)
+    frame = race(both, passes=8.0, goal=6.0, every=0.05, prompt=False)
     for seed in (1, 2):
         saved = {links: values(frame, f"free sgd {links}", "log speed", "time", seed).item()
                  - values(frame, f"all sgd {links}", "log speed", "time", seed).item()
                  for links in ("near", "far")}  # fmt: skip
         assert abs(saved["near"]) < 0.1 < saved["far"]
+
+
+def test_a_job_takes_one_on_average_and_longer_at_the_slow_party():
+    rng = np.random.default_rng(3)
+    x = rng.standard_normal((50, 12)) * (rng.random((50, 12)) < 0.3)
+    for rows, regulariser in ((x, "l2"), (sparse.csr_array(x), "l2"),
+                              (sparse.csr_array(x), "nonconvex")):  # fmt: skip
+        problem = study.Problem(rows, np.ones(50), study.split_features(12, 4), "logistic", 0.1,
+                                regulariser)  # fmt: skip
+        score = [np.count_nonzero(x[:, block]) / 50 if sparse.issparse(rows) else len(block)
+                 for block in problem.blocks]  # fmt: skip
+        whole = [len(block) for block in problem.blocks]
+        update = whole if regulariser == "nonconvex" else score
+        even, slow = (study.costs(problem, 1, even) for even in (True, False))
+        assert np.mean(even * (np.array(score) + update) / 2) == pytest.approx(1)
+        party, share = study.slow_party(4, 1)
+        ratio = slow / even
+        assert ratio[party] == pytest.approx(1 + share) and 0.3 <= share < 0.5
+        assert np.delete(ratio, party) == pytest.approx(1)
 
 
 def test_tuning_tells_no_goals_and_no_gaps():

@@ -32,8 +32,7 @@ CHECKED = [  # what it says of some of a claim's checks, by words that they cont
     ("TDCD-C11-rate", "N = 4 ends lower than N = 16, networks that shrink", "smaller"),
     ("TDCD-C4-control", "sooner than Q = 1", "holds"),
     ("TDCD-C4-control", "ends below one who always says", "outside"),
-    ("VFB2-C1", "SGD: logarithm of how many times sooner, messages that take no time", "level"),
-    ("VFB2-C3", "a slow party in the synchronous run alone", "holds"),
+    ("VFB2-C3", "a slow party in both runs", "holds"),
     ("VFB2-C8", "share of labels that a party without labels reads", "outside"),
 ]
 

@@ -1,12 +1,14 @@
 """What works on other people's machines: the workflow that publishes, Colab, Binder."""
 
-import json
 import re
 import sys
 import types
 
 import build
+import nbformat
+import pages
 import pytest
+import strip
 import yaml
 
 WORKFLOW = build.ROOT / ".github" / "workflows" / "book.yml"
@@ -38,33 +40,55 @@ def test_every_action_and_python_is_one_that_the_project_allows():
     assert set(re.findall(r'python-version: "([\d.]+)"', text)) == {needed[1]}
 
 
-CONFIG = yaml.safe_load((build.ROOT / "_config.yml").read_text("utf-8"))["repository"]
-NAME = CONFIG["url"].removeprefix("https://github.com/")
+URL, _ = pages.address()
+NOTEBOOKS = [build.ROOT / notebook for notebook in build.toc_notebooks()]
 
 
-def test_the_badges_open_a_notebook_that_is_there():
-    told = (build.ROOT / "README.md").read_text("utf-8")
-    colab = rf"https://colab\.research\.google\.com/github/{NAME}/blob/{CONFIG['branch']}/([^)]+)\)"
-    binder = rf"https://mybinder\.org/v2/gh/{NAME}/{CONFIG['branch']}\?urlpath=lab/tree/([^)]+)\)"
-    for link in (colab, binder):
-        (notebook,) = re.findall(link, told)
-        assert (build.ROOT / notebook).is_file()
-    wanted = (build.ROOT / "requirements.txt").read_text("utf-8")
-    assert "-e .[lab]" in wanted, "Binder installs what requirements.txt names, fedlib included"
+@pytest.mark.parametrize("url", ["", "https://github.com/team/book"])
+def test_buttons_come_with_an_address_and_go_without(url, tmp_path):
+    given = yaml.safe_load((build.ROOT / "_config.yml").read_text("utf-8"))
+    given["repository"]["url"] = url
+    (tmp_path / "_config.yml").write_text(yaml.safe_dump(given), "utf-8")
+    pages.offer(tmp_path / "_config.yml")
+    left = yaml.safe_load((tmp_path / "_config.yml").read_text("utf-8"))
+    gone = (given.keys() - left.keys()) | (given["html"].keys() - left["html"].keys())
+    buttons = {f"use_{kind}_button" for kind in ("repository", "issues", "edit_page")}
+    assert gone == (set() if url else buttons | {"launch_buttons"})
 
 
-@pytest.mark.parametrize("notebook", build.toc_notebooks(), ids=str)
-def test_a_notebook_fetches_its_library_on_colab_and_nowhere_else(notebook, monkeypatch):
-    cells = json.loads((build.ROOT / notebook).read_text("utf-8"))["cells"]
-    (cell,) = (c for c in cells if c["id"] == "on-colab")
-    code_cells = [c for c in cells if c["cell_type"] == "code"]
-    assert code_cells[0] is cell, "before fedlib is asked for"
-    assert cell["metadata"]["tags"] == ["remove-cell"], "no page shows it"
+def test_no_link_leads_to_an_address_that_the_project_has_not():
+    there = re.compile(r"https?://(?:colab\.research|mybinder\.org)[^\s)}\"]*")
+    texts = [*build.ROOT.glob("*.md"), *build.ROOT.glob("*.cff"), *NOTEBOOKS]
+    for path in [*texts, *(build.ROOT / "book").rglob("*.md")]:
+        named = there.findall(path.read_text("utf-8"))
+        mine = URL.removeprefix("https://github.com/")
+        assert not [link for link in named if not URL or mine not in link], path
+
+
+def test_a_notebook_fetches_its_library_on_colab_and_nowhere_else(monkeypatch):
+    for path in NOTEBOOKS:
+        assert ("on-colab" in path.read_text("utf-8")) == bool(URL), f"{path}: run make strip"
+    notebook = nbformat.read(NOTEBOOKS[0], 4)
+    for url, branch in (
+        ("https://github.com/team/book", "main"),
+        ("", "main"),
+        ("https://a.b/c", "d"),
+    ):
+        strip.fetch(notebook, url, branch)
+        code_cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+        assert [c.id == "on-colab" for c in code_cells] == [bool(url)] + [False] * (
+            len(code_cells) - 1
+        )
+    cell = code_cells[0]
+    assert cell.metadata.tags == ["remove-cell"], "no page shows it"
     asked = []
     shell = types.SimpleNamespace(run_line_magic=lambda *words: asked.append(words))
-    code = "".join(cell["source"])
-    exec(code, {"get_ipython": lambda: shell})
+    exec(cell.source, {"get_ipython": lambda: shell})
     assert asked == []
     monkeypatch.setitem(sys.modules, "google.colab", types.ModuleType("google.colab"))
-    exec(code, {"get_ipython": lambda: shell})
-    assert asked == [("pip", f"install --quiet git+{CONFIG['url']}@{CONFIG['branch']}")]
+    exec(cell.source, {"get_ipython": lambda: shell})
+    assert asked == [("pip", "install --quiet git+https://a.b/c@d")]
+
+
+def test_binder_installs_the_library():
+    assert "-e .[lab]" in (build.ROOT / "requirements.txt").read_text("utf-8")

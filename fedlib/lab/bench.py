@@ -35,6 +35,7 @@ from fedlib.engine.simulation import simulate
 from fedlib.engine.tasks import Task
 from fedlib.errors import unknown
 from fedlib.lab.evidence import experiments
+from fedlib.lab.vertical.measured import messages_table, processes_table
 from fedlib.papers.fedavg import FedAvg
 from fedlib.papers.personalization import PERM, PerFedAvg, PFedMe
 from fedlib.paths import data_folder
@@ -335,6 +336,8 @@ def personalization_table() -> list[dict[str, Any]]:
 
 
 BENCHES = {"local-sgd": local_sgd_table, "personalization": personalization_table}
+BENCHES["processes"] = processes_table
+BENCHES["messages"] = messages_table
 
 
 def run(name: str) -> list[dict[str, Any]]:

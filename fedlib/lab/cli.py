@@ -202,7 +202,7 @@ def claims(
     out: Annotated[Path | None, _place("Judge the records in this folder.")] = None,
 ) -> None:
     """Judge the papers' claims from stored records."""
-    from fedlib.lab.evidence import ages, scale
+    from fedlib.lab.evidence import ages, scale, wanted
     from fedlib.lab.evidence import claims as judge
 
     papers = [paper] if paper else paths.papers("claims.toml")
@@ -215,6 +215,8 @@ def claims(
         typer.echo(f"  {row['statement']}")
         if row["data"]:
             typer.echo(f"  {scale.setting(row['scale'], row['data'])}")
+        if takes := wanted.what_it_takes(row):
+            typer.echo(f"  {takes}")
         for name, finding in row["readings"].items():
             typer.echo(f"  read as {name}: {finding}")
         for check in row["checks"]:
@@ -290,7 +292,7 @@ def check(
 
 @app.command()
 def bench(
-    name: Annotated[str, typer.Argument(help="local-sgd or personalization.")] = "local-sgd",
+    name: Annotated[str, typer.Argument(help="Or another: a wrong name lists them.")] = "local-sgd",
     as_json: Json = False,
     out: Annotated[
         Path | None,

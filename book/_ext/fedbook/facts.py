@@ -15,7 +15,7 @@ from docutils.statemachine import StringList
 from sphinx.util.docutils import SphinxDirective
 
 from fedlib.errors import FedlibError
-from fedlib.lab.evidence import ages, catalogue, claims, duration, outcomes, scale
+from fedlib.lab.evidence import ages, catalogue, claims, duration, outcomes, scale, wanted
 from fedlib.lab.evidence.findings import minus
 from fedlib.paths import about, papers
 from fedlib.schema import Page, read_toml
@@ -166,6 +166,8 @@ class ClaimsTable(Facts):
             card += _box("claim-readings", self.readings(row))
         if row["data"]:
             card += _box("claim-setting", *self.setting(row), *self.differences(row))
+        if takes := wanted.what_it_takes(row):
+            card += _box("claim-setting", *self.inline(takes))
         if row["sizes"]:
             card += _box("claim-readings", self.sizes(row))
         if row["note"]:
@@ -291,8 +293,8 @@ class ErrataTable(Facts):
         "error": ("Errors", "False as printed; a test of ours shows it."),
         "clarification": (
             "Clarifications",
-            "True, put right elsewhere in the paper, or a slip that changes no result; "
-            "but a reader stumbles.",
+            "True, put right elsewhere in the paper, or a slip that changes no result; but a "
+            "reader stumbles.",
         ),
         "decision": (
             "Decided by us",

@@ -237,11 +237,19 @@ def _joined(address: str, threads: int, gpu: bool = False) -> Iterator[int]:
             ray.shutdown()
 
 
+SETTINGS = b"\4"  # of a frame of HTTP/2, its kind; the first that either side sends
+HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0" + SETTINGS + b"\0\0\0\0\0"
+
+
 def _knock(address: str) -> None:
-    """Raise OSError where nobody listens: Ray would ask again for minutes."""
+    """Raise OSError where nobody listens, or not in HTTP/2: Ray would ask for minutes."""
     host, _, port = address.rpartition(":")
-    if port.isdecimal():
-        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+    if not port.isdecimal():
+        return
+    with socket.create_connection((host.strip("[]"), int(port)), timeout=10) as link:
+        link.sendall(HELLO)
+        if link.recv(9)[3:4] != SETTINGS:
+            raise OSError("what listens there is not Ray")
 
 
 def _cluster(units: Sequence[Unit], folder: Path, threads: int) -> Finished:

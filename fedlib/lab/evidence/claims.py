@@ -364,6 +364,8 @@ def find(claim: dict[str, Any], checks: list[Check]) -> tuple[str, dict[str, str
         for name in names or [""]
     }
     several = set(each.values())
+    if NO_RECORD in several:  # of one reading: then nobody knows whether it matters
+        return NO_RECORD, (each if names else {})
     return (several.pop() if len(several) == 1 else READING), (each if names else {})
 
 
@@ -399,8 +401,8 @@ def judge(
     Returns
     -------
     list of dict
-        One a claim: id, where, statement, kind, paper_reports, smallest, because, note, changed;
-        ``finding``, and ``readings``, the finding of each reading; ``sizes``, what smaller
+        One a claim: paper, id, where, statement, kind, paper_reports, smallest, because, note,
+        changed; ``finding``, and ``readings``, the finding of each reading; ``sizes``, what smaller
         records find, see :func:`sizes`; ``scale``, what differs from
         the paper's own settings, and ``data``, what the data are to the paper's, both over the
         records of the essential checks, with ``sets``, the same for each set; ``checks``, a
@@ -426,6 +428,7 @@ def _judged(paper: str, name: str, out: str | Path | None, stamp: tuple) -> dict
     words = {k: claim.get(k, "") for k in ("paper_reports", "because", "note", "changed")}
     finding, readings = find(claim, results)
     return {
+        "paper": paper,
         **{k: claim[k] for k in ("id", "where", "statement", "kind")},
         **words,
         "finding": finding,

@@ -60,12 +60,15 @@ class TimeEstimate:
         Whether it may well take longer, as not even one run could be timed.
     worked
         Seconds of it that are done.
+    looks
+        The share of evaluations; None where it was not timed.
     """
 
     seconds: float | None
     why: str
     least: bool = False
     worked: float = 0.0
+    looks: float | None = None
 
     @property
     def left(self) -> float:
@@ -156,9 +159,9 @@ def _timed(plan: Plan, say: Callable[[str], None]) -> TimeEstimate:
         seconds = _more_seeds(job, one, seconds)
     why = "so say a few rounds timed on this machine"
     why += f", of {seen} of {len(names)} runs" * (not one.ended and seen > 0)
-    return TimeEstimate(
-        seconds * _grown(plan), why, not one.ended and not one.times.keys() & {*names}
-    )
+    looks = one.looks / sum(one.times.values()) if one.times else None
+    least = not one.ended and not one.times.keys() & {*names}
+    return TimeEstimate(seconds * _grown(plan), why, least, looks=looks)
 
 
 def _whole(one: pilot.Pilot, names: Sequence[str]) -> tuple[float, int]:

@@ -48,6 +48,8 @@ class Pilot:
         What the clock showed at the end.
     lasted
         Seconds that the pilot itself took.
+    looks
+        How many of them are evaluations, of the round loops that came to their end.
     times
         Seconds that each run of a round loop takes, by name; those of one batch share them.
     cut
@@ -64,7 +66,7 @@ class Pilot:
         self.limit, self.names, self.soon = limit, names, limit if soon is None else soon
         self.enough = min(ENOUGH, limit / (10 * max(1, len(names))))
         self.began, self.skipped = now(), 0.0
-        self.seconds = self.lasted = 0.0
+        self.seconds = self.lasted = self.looks = 0.0
         self.times: dict[str, float] = {}
         self.cut: dict[str, float] = {}
         self.ended = False
@@ -149,7 +151,9 @@ class Pilot:
 
         try:
             self.stretch(rounds, go_on)  # first, as a look may take longer than all there is
+            before = self.clock()
             self.stretch(1 + round(share * len(looked_at)) + (rounds > 0), look)
+            self.looks += self.clock() - before
         except TooLong:
             self.cut = dict.fromkeys(names, (self.clock() - start) / len(names))
             raise

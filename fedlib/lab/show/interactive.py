@@ -160,8 +160,8 @@ class Explorer:
         ]
         clouds = [c for f in frames for c in (*f.lines.values(), *f.points.values())]
         cloud = np.concatenate([np.asarray(c, float).reshape(-1, 2) for c in [[], *clouds]])
-        xlim = _limits(cloud[:, 0], self.xlim, self.xlog)
-        ylim = _limits(cloud[:, 1], self.ylim, self.ylog)
+        xlim = limits(cloud[:, 0], self.xlim, self.xlog)
+        ylim = limits(cloud[:, 1], self.ylim, self.ylog)
         self._height = 372 if self.equal else 250
         if self.equal:
             xlim, ylim = _equal(xlim, ylim, INNER, self._height)
@@ -472,7 +472,7 @@ def _same(what: str, seen: list) -> None:
             raise FedlibError(f"All frames need the same {what}; found {seen[0]} and {other}.")
 
 
-def _limits(values: np.ndarray, given: tuple | None, log: bool) -> tuple[float, float]:
+def limits(values: np.ndarray, given: tuple | None, log: bool) -> tuple[float, float]:
     """The given limits, or those of the data with a little air."""
     if given is not None:
         return float(given[0]), float(given[1])

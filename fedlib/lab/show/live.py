@@ -23,7 +23,7 @@ from fedlib.engine.simulation import History, simulate
 from fedlib.errors import FedlibError
 from fedlib.lab.show import plotting
 from fedlib.lab.show.controls import alarm, box, bundle, framed, frozen, in_words, make_controls
-from fedlib.lab.show.interactive import Explorer, Frame, Pairs
+from fedlib.lab.show.interactive import Explorer, Frame, Pairs, limits
 
 REDRAW = 0.2  # seconds between two drawings of a training
 
@@ -211,12 +211,17 @@ class Live:
         if self.run.history is not None:
             lines["now"] = self.curve(self.run)
             readouts[self.ylabel] = float(lines["now"][-1, 1])
+        ylim = None
+        if len(lines) == 2 and self.before.history.diverged and not self.run.history.diverged:
+            shown = np.r_[lines["before"][0, 1], lines["now"][:, 1]]
+            ylim = limits(shown, None, self.ylog)  # where the run before exploded is cut off
         figure = Explorer(
             self.title,
             {},
             {(): Frame(lines, strip=self._strip, readouts=readouts)},
             xlabel=self.xlabel,
             ylabel=self.ylabel,
+            ylim=ylim,
             ylog=self.ylog,
             styles={
                 "before": plotting.Style("the run before", plotting.GREY, "", plotting.DASHED),
@@ -271,11 +276,10 @@ class Live:
         def show(*, last: bool = False) -> None:
             run = self.run
             busy = not last and run.thread is not None
-            if not last and time.monotonic() - drawn[0] < REDRAW:
+            if busy and run.go.is_set() and time.monotonic() - drawn[0] < REDRAW:
                 return
             bar.max, bar.value, drawn[0] = max(run.rounds, 1), run.done, time.monotonic()
-            left = run.seconds / max(run.done, 1) * (run.rounds - run.done)
-            words.value = f"{left:.0f} s left" if busy else _ended(run)
+            words.value = _under_way(run) if busy else _ended(run)
             picture.value = self.picture()
             train.disabled, pause.disabled, stop.disabled = busy, not busy, not busy
 
@@ -303,6 +307,7 @@ class Live:
                 return
             (go.clear if go.is_set() else go.set)()
             pause.description = "Pause" if go.is_set() else "Go on"
+            words.value = _under_way(self.run)
 
         train.on_click(begin)
         pause.on_click(hold)
@@ -321,6 +326,12 @@ def _joined(first: History | None, then: History) -> History:
     new = then.frame[then.frame["round"] > first.frame["round"].max()]
     frame = pd.concat([first.frame, new], ignore_index=True)
     return History(frame, then.state, then.diverged | first.diverged)
+
+
+def _under_way(run: PanelRun) -> str:
+    if not run.go.is_set():
+        return f"paused after {run.done} rounds"
+    return f"{run.seconds / max(run.done, 1) * (run.rounds - run.done):.0f} s left"
 
 
 def _ended(run: PanelRun) -> str:

@@ -1,4 +1,4 @@
-"""What a party that follows the protocol learns from what it received: S1 to S8, as functions.
+"""What a party that follows the protocol learns from what it received: S1 to S9, as functions.
 
 Every function takes plain arrays: what the observer has on file, and what it must know besides.
 Its notes say who observes, what must be known, and what the paper promises about it. The promises:
@@ -15,8 +15,11 @@ secrecy against an active and a passive party that collude for labels, against m
 side knowledge, of approximate values, or of ``wᵀx`` from a dominator; and it says that labels may
 be shared when training is over.
 
-Shapes: n samples, T messages, S snapshots of SVRG. Scores are in the units of ``wᵀx``. Source:
-Q. Zhang, B. Gu, C. Deng and H. Huang, AAAI 2021. The attacks are ours.
+Shapes: n samples, T messages, S snapshots of SVRG. Scores are in the units of ``wᵀx``. Source of
+the protocol: Q. Zhang, B. Gu, C. Deng and H. Huang, AAAI 2021. The attacks are written for it here;
+their kinds are known: labels from gradients (Li et al., ICLR 2022) and from a party's own part of
+the model (Fu et al., USENIX Security 2022), samples from gradients (Zhu et al., NeurIPS 2019),
+features from scores of a joint model (Luo et al., ICDE 2021; Weng et al., 2020).
 """
 
 from __future__ import annotations
@@ -25,9 +28,9 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
-from scipy.linalg import expm
-from scipy.optimize import linear_sum_assignment
-from scipy.special import erf
+from scipy.linalg import expm, qr
+from scipy.optimize import linear_sum_assignment, minimize
+from scipy.special import erf, expit
 
 from fedlib.engine.checks import check_positive, check_whole_number
 from fedlib.engine.rng import stream
@@ -102,6 +105,104 @@ def two_groups(theta: np.ndarray) -> np.ndarray:
             "of these messages formed before the first update?"
         )
     return 2.0 * which - 1
+
+
+def labels_from_own(x: np.ndarray, w: np.ndarray) -> np.ndarray:
+    """S9: return the labels that a party names by its own columns and weights, ``sign(x w)``.
+
+    The observer is any party without labels, alone, after training. It needs nothing that was
+    sent: its own block of the model was trained to tell the classes apart. So neither encryption of
+    ``ϑ`` nor noise on it is in its way, as long as the model learns. This is the simplest label
+    inference by the bottom model (Fu et al., USENIX Security 2022). The paper excludes approximate
+    inference; so nothing is refuted.
+
+    Parameters
+    ----------
+    x, w
+        The party's columns and weights, ``[n, d]`` and ``[d]``.
+
+    Returns
+    -------
+    numpy.ndarray
+        ``[n]``: -1 or +1, 0 where the score is 0.
+    """
+    return np.sign(np.asarray(x, dtype=float) @ w)
+
+
+def labels_from_odds(x: np.ndarray, odds: np.ndarray, ridge: float = 1.0) -> np.ndarray:
+    """S9 with evidence: return labels by a model of own columns that is fitted to uncertain labels.
+
+    The observer is any party without labels, alone. It knows the law of the noise, and with it for
+    each sample the odds that what was sent gives for +1 against -1; for randomised response that
+    is ``ε`` times the answer. It fits logistic regression on its own columns by maximum likelihood,
+    each label summed over both values. Compare :func:`labels_from_own`.
+
+    Parameters
+    ----------
+    x
+        Own columns, ``[n, d]``.
+    odds
+        ``[n]``: logarithm of the odds. If all are 0, nothing is known, and all answers are 0.
+    ridge
+        Weight of the squared norm of the coefficients, a constant among them.
+
+    Returns
+    -------
+    numpy.ndarray
+        ``[n]``: -1 or +1, the model's answer.
+    """
+    columns = np.c_[np.asarray(x, dtype=float), np.ones(len(x))]
+
+    def loss(v: np.ndarray) -> tuple[float, np.ndarray]:
+        m = columns @ v
+        likely = np.logaddexp(odds - np.logaddexp(0, -m), -np.logaddexp(0, m))
+        slope = columns.T @ (expit(m) - expit(m + odds)) + ridge * v
+        return float(ridge / 2 * v @ v - likely.sum()), slope
+
+    start = columns.T @ np.tanh(np.asarray(odds) / 2) / len(columns)
+    return np.sign(columns @ minimize(loss, start, jac=True, method="L-BFGS-B").x)
+
+
+def labels_from_first_sum(x: np.ndarray, gradient: np.ndarray) -> np.ndarray:
+    """Return the labels of a batch from ``Σ ϑ_i x_i`` at ``w = 0``, though it has more rows than d.
+
+    The observer is the party that gets the sum for its own columns, alone. It must know the
+    logistic loss and that all blocks start at 0: then ``ϑ = -y/2``, and ``Σ y_i x_i`` has a single
+    solution of signs unless columns are coarse. Found by trying all signs of ``B - d`` rows and
+    solving for the others; for larger batches the tool is lattice reduction.
+
+    Parameters
+    ----------
+    x
+        Own columns of the batch, ``[B, d]``, at most 20 rows more than columns.
+    gradient
+        ``[d]``.
+
+    Returns
+    -------
+    numpy.ndarray
+        ``[B]``: -1 or +1.
+
+    Raises
+    ------
+    FedlibError
+        When there is not one solution, as for sums that were formed later, or too many rows.
+    """
+    x = np.asarray(x, dtype=float)
+    B, d = x.shape
+    if B - d > 20:
+        raise FedlibError(f"{B} rows and {d} columns: 2^{B - d} patterns are too many to try.")
+    order = qr(x.T, pivoting=True, mode="r")[1]  # the first d rows are independent
+    solved, tried = order[: min(B, d)], order[min(B, d) :]
+    patterns = 1.0 - 2.0 * (np.arange(2 ** len(tried))[:, None] >> np.arange(len(tried)) & 1)
+    rest = -2 * np.asarray(gradient) - patterns @ x[tried]
+    signs = rest @ np.linalg.pinv(x[solved])
+    good = np.flatnonzero((np.abs(np.abs(signs) - 1) < 1e-6).all(axis=1))
+    if len(good) != 1:
+        raise FedlibError(f"{len(good)} patterns of labels give this sum; were all scores 0?")
+    y = np.empty(B)
+    y[solved], y[tried] = np.sign(signs[good[0]]), patterns[good[0]]
+    return y
 
 
 def scores(theta: np.ndarray, y: np.ndarray, loss: str = "logistic") -> np.ndarray:
@@ -456,15 +557,14 @@ def gram_from_snapshots(
     The observer is as in :func:`factor_snapshots`: a dominator for the other party if ``q = 2``,
     or for all others as one block (threat model 1), or all but one together (threat model 2). It
     must know the step size and λ, which every party uses, that the regulariser is ``‖w‖²/2`` (or λ
-    = 0), and the order in which the block applied the messages, without loss. All steps of an
-    inner loop are known up to X itself: ``w ← p w - γ X_iᵀ(ϑ - ϑ0_i) - γ Xᵀϑ0/n`` with ``p = 1 -
-    γλ``, so
+    = 0), and which messages the block applied in each loop. All steps of an inner loop are known
+    up to X itself: ``w ← p w - γ X_iᵀ(ϑ - ϑ0_i) - γ Xᵀϑ0/n`` with ``p = 1 - γλ``, so
 
         ``O^{s+1} - p^T O^s = -γ G a_s``
 
-    with ``a_s`` made of what was sent. From as many loops as there are features G follows. Unknown
-    delays put messages in another order: then ``p`` is raised to a wrong power in places, an error
-    of the size of γλ times the delay.
+    with ``a_s`` made of what was sent. From as many loops as there are features G follows. The
+    order within a loop hardly matters: in a wrong one ``p`` is raised to wrong powers in places,
+    an error of the size of γλ times the delay, at most γλT in any order, and none for λ = 0.
 
     P2 in its letter survives for two features or more: an orthogonal matrix stays open, and labels
     of columns with it. All angles and distances between the samples' feature vectors are known, and
@@ -506,47 +606,6 @@ def embedding(G: np.ndarray, d: int) -> np.ndarray:
     """Return ``[n, d]`` features with this Gram matrix, the true ones but for a rotation."""
     values, vectors = np.linalg.eigh(G)
     return vectors[:, -d:] * np.sqrt(np.maximum(values[-d:], 0))
-
-
-def gram_from_gathers(
-    gathered: np.ndarray, theta: np.ndarray, i: np.ndarray, n: int, lr: float, lam: float
-) -> np.ndarray:
-    """S8 for SGD from ``w = 0``: return ``X Xᵀ`` from the scores gathered step by step.
-
-    The observer and what must be known are as in :func:`gram_from_snapshots`; here every gather is
-    an equation, ``o_t = -γ Σ_{s<t} p^(t-1-s) ϑ_s G[i_t, i_s]``, linear in the ``n (n + 1)/2``
-    entries of G. About that many steps are needed, so it is for small n, or for a few samples
-    visited often.
-
-    Parameters
-    ----------
-    gathered, theta, i
-        ``[T]``: the block's score in each step, what was sent, and the sample.
-
-    Returns
-    -------
-    numpy.ndarray
-        ``[n, n]``.
-
-    Raises
-    ------
-    FedlibError
-        When the steps do not determine G.
-    """
-    check_positive("lr", lr)
-    theta, i = _messages(theta, i, n)
-    place = np.zeros((n, n), dtype=np.int64)
-    place[np.triu_indices(n)] = np.arange(n * (n + 1) // 2)
-    place = np.maximum(place, place.T)
-    rows, driven = np.zeros((len(i), n * (n + 1) // 2)), np.zeros(n)
-    for t, (value, sample) in enumerate(zip(theta, i, strict=True)):
-        rows[t, place[sample]] = driven
-        driven *= 1 - lr * lam
-        driven[sample] -= lr * value
-    entries, _, rank, _ = np.linalg.lstsq(rows, np.asarray(gathered, dtype=float), rcond=1e-12)
-    if rank < rows.shape[1]:
-        raise FedlibError(f"{len(i)} gathers determine {rank} of {rows.shape[1]} entries. Wait.")
-    return entries[place]
 
 
 class Recovered(NamedTuple):
@@ -594,18 +653,19 @@ def features_up_to_signs(
     For Problem 7 they are inferred exactly but for order and signs of the columns, by one dominator
     if ``q = 2`` (threat model 1), or by all others (threat model 2), without side knowledge.
 
-    How far it goes. *Zero delay*, independent normal features, two snapshots more than twice the
-    features: tests reach 8 features to at least six digits. In trials 16 came out for some data at
-    the first start, and 8 or 16 for other data not with four; equations are left over, and what is
-    in the way are false minima, so this is a limit of the search. Of a real set, five columns that
-    are not much alike came out as well, and three with correlations near 1 did not. *Delays*: if
-    the order in which the block applied the messages is known, they change nothing; with one
-    dominator and links that keep their order it is the order sent. Where messages overtake each
-    other and the order sent is taken for the order applied, or where several threads update a
-    block from stale reads of it, the residual stops above rounding, so that it no longer tells a
-    true minimum from a false one, and features are approximate: two to about three digits; three to
-    five with errors from a thousandth to some ten per cent while messages are a few steps late, and
-    useless in places when they are half an inner loop late. Lost messages were not tried.
+    How far it goes. Equations are left over, and what is in the way are false minima: a limit of
+    the search, which more starts and more loops push back. *Zero delay*, independent normal
+    features, two snapshots more than twice the features: tests reach 8 features to at least six
+    digits; in trials 16 came out for some data at the first start. Columns that are much alike
+    (correlations near 1) come out with about seven loops a column where two and a half with three
+    starts fail. Eight made columns of 200 rows did not, with up to ten loops a column and a few
+    starts; that says nothing about a better search. *Delays*: if the order in which the block
+    applied the messages is known, they change nothing. Where the order sent is taken for the order
+    applied, or where several threads update a block from stale reads of it, the residual stops
+    above rounding, so that it no longer tells a true minimum from a false one, and features are
+    approximate: two to about three digits; three to five with errors from a thousandth to some ten
+    per cent while messages are a few steps late, and useless in places when they are half an inner
+    loop late. Lost messages were not tried.
 
     Parameters
     ----------
@@ -699,6 +759,103 @@ def _missed(
     (a, c), (e, g) = np.triu_indices(d, 1), np.triu_indices(d)
     turned = J[:, a, c] - J[:, c, a]
     return r, np.hstack([turned, J[:, e, g] + (e != g) * J[:, g, e]])
+
+
+# --- from every step of SGD -----------------------------------------------------------------------
+
+
+def features_from_gathers(
+    gathered: np.ndarray,
+    theta: np.ndarray,
+    i: np.ndarray,
+    n: int,
+    d: int,
+    lr: float,
+    lam: float,
+    starts: int = 3,
+    seed: int = 0,
+) -> Recovered:
+    """S8 for SGD from ``w = 0``: return features up to a rotation, from the scores of every step.
+
+    The observer and what must be known are as in :func:`gram_from_snapshots`, and the number of
+    features besides; who does not know it tries 1, 2, ..., until the residual is of the size of
+    rounding. Every step is one equation, ``o_t = x_{i_t}ᵀ w_t`` with ``w_t = -γ Σ_{s<t} p^(t-1-s)
+    ϑ_s x_{i_s}``, for the ``n d - d (d-1)/2`` numbers that are open up to a rotation. So a few
+    passes more than there are features can be enough, for any n. Solved by the method of Levenberg
+    and Marquardt from random starts.
+
+    Parameters
+    ----------
+    gathered, theta, i
+        ``[T]``: the block's score in each step, what was sent, and the sample.
+    n, d
+        Samples, and features of the block.
+    lr, lam
+        γ and λ.
+    starts, seed
+        How many random starts are tried, until one fits, and their seed.
+
+    Returns
+    -------
+    Recovered
+        With the residual relative to ``gathered``.
+
+    Raises
+    ------
+    FedlibError
+        When there are fewer steps than unknowns.
+    """
+    check_positive("lr", lr)
+    check_whole_number("d", d)
+    check_whole_number("starts", starts)
+    theta, i = _messages(theta, i, n)
+    o, open_numbers = np.asarray(gathered, dtype=float), n * d - d * (d - 1) // 2
+    if len(o) < open_numbers:
+        raise FedlibError(f"{len(o)} steps do not determine {open_numbers} numbers. Wait.")
+    pushes, pushed = np.zeros((len(o), n)), np.zeros(n)  # w_t is pushes[t] @ features
+    for t, (value, sample) in enumerate(zip(theta, i, strict=True)):
+        pushes[t] = pushed
+        pushed *= 1 - lr * lam
+        pushed[sample] -= lr * value
+    best = None
+    for start in range(starts):
+        x = stream(seed, "gathers", start).normal(size=(n, d))
+        x *= np.sqrt(np.linalg.norm(o) / np.linalg.norm(np.sum(x[i] * (pushes @ x), axis=1)))
+        x, residual = _fit_gathers(x, o, pushes, i)
+        if best is None or residual < best.residual:
+            best = Recovered(x, residual, start + 1)
+        if residual < 1e-12:
+            break
+    return best._replace(starts=start + 1)
+
+
+def _fit_gathers(
+    x: np.ndarray, o: np.ndarray, pushes: np.ndarray, i: np.ndarray, steps: int = 300
+) -> tuple[np.ndarray, float]:
+    """Return features ``[n, d]`` after damped Gauss-Newton steps, and the relative residual."""
+    every, size, damping = np.arange(len(o)), np.linalg.norm(o), 1e-2
+    w = pushes @ x
+    r = np.sum(x[i] * w, axis=1) - o
+    for _ in range(steps):
+        J = pushes[:, :, None] * x[i][:, None, :]
+        J[every, i] += w
+        J = J.reshape(len(o), -1)
+        H, slope = J.T @ J, J.T @ r
+        while damping < 1e8:
+            damped = H + damping * np.diag(H.diagonal() + 1e-12 * H.diagonal().max())
+            moved = x - np.linalg.solve(damped, slope).reshape(x.shape)
+            w = pushes @ moved
+            left = np.sum(moved[i] * w, axis=1) - o
+            if np.linalg.norm(left) < np.linalg.norm(r):
+                break
+            damping *= 4
+        else:
+            break
+        gained = 1 - np.linalg.norm(left) / np.linalg.norm(r)
+        x, r, damping = moved, left, max(damping / 5, 1e-14)
+        if np.linalg.norm(r) < 1e-14 * size or gained < 1e-6:
+            break
+    return x, float(np.linalg.norm(r) / size)
 
 
 # --- how well it went -----------------------------------------------------------------------------

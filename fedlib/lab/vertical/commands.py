@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -33,14 +33,38 @@ def mpi(
         int | None, typer.Option(help="k: collaborators of a party. Default: m.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the split, the features' owners, the samples.")] = 0,
+    waiting: Annotated[
+        bool, typer.Option("--waiting", help="VFB: all wait for each other after every round.")
+    ] = False,
+    equal: Annotated[
+        bool, typer.Option("--equal", help="Equal shares of the steps, instead of a common pot.")
+    ] = False,
+    work: Annotated[
+        float, typer.Option(help="Seconds a party sleeps for a number, read or updated.")
+    ] = 0.0,
+    slower: Annotated[
+        float, typer.Option(help="By what share the last party takes longer, such as 0.4.")
+    ] = 0.0,
+    message: Annotated[float, typer.Option(help="Seconds that a message is held.")] = 0.0,
+    hosts: Annotated[
+        str | None, typer.Option(help="A file of hosts for mpiexec. Default: this machine.")
+    ] = None,
+    folder: Annotated[
+        str | None, typer.Option(help="With --hosts: a new folder that all of them see.")
+    ] = None,
     patience: Annotated[float, typer.Option(help="Seconds of silence that end a run.")] = 60.0,
 ) -> None:
-    """Run VFB² with a process for each party, over MPI; seconds are those of this machine."""
+    """Run VFB² with a process for each party, over MPI; seconds are those of this machine.
+
+    With --work or --message the simulator's seconds are printed as well.
+    """
     import numpy as np
 
-    from fedlib.lab.vertical.mpi import find_launcher, run_parties
+    from fedlib.lab.vertical.mpi import find_launcher, run_parties, simulated
     from fedlib.papers.vertical.data import load_columns
     from fedlib.papers.vertical.problem import Problem, split_features
+    from fedlib.papers.vertical.setup import straggler
+    from fedlib.population.delays import Deterministic
 
     find_launcher()  # before anything is loaded
     data_set = load_columns(data, seed)
@@ -50,13 +74,20 @@ def mpi(
         data_set.train_x, data_set.train_y, split_features(d, parties, seed), loss, lam, regulariser
     )
     typer.echo(f"{data}: {problem.n} rows, {d} columns, {parties} parties, {active} with labels.")
+    setting: dict[str, Any] = dict(
+        epochs=epochs, active=active, threads=threads, seed=seed, waiting=waiting,
+        compute=straggler(parties, parties - 1, slower, work), delays=Deterministic(message),
+    )  # fmt: skip
     run = run_parties(
-        problem, algorithm, lr, epochs=epochs, active=active, threads=threads, seed=seed,
+        problem, algorithm, lr, **setting, equal=equal, hosts=hosts, folder=folder,
         patience=patience,
     )  # fmt: skip
     typer.echo("passes  seconds  loss")
     for row in run.rows:
         typer.echo(f"{row.epoch:6g}  {row.time:7.2f}  {row.loss:.6f}")
+    if work or message:
+        told = simulated(problem, algorithm, lr, **setting).rows[-1]
+        typer.echo(f"Simulated: {told.time:.2f} seconds to a loss of {told.loss:.6f}.")
     z = data_set.test_x @ run.w
     if data_set.classes:
         typer.echo(f"Right on {np.mean(np.sign(z) == data_set.test_y):.4f} of {len(z)} test rows.")

@@ -1,6 +1,6 @@
-"""What protects labels and scores in VFB², what it costs, and what it leaves open.
+"""What protects labels and columns in VFB², what it costs, and what it leaves open.
 
-Four protections, each measured in accuracy lost and bytes added (:func:`measure`):
+Four protections of the algorithm as it is, measured in accuracy and bytes (:func:`measure`):
 
 * **modular masks** (:class:`~.secure.ModularMasks`): end S4 to S6, not what is read from ``ϑ`` or
   from totals;
@@ -10,10 +10,13 @@ Four protections, each measured in accuracy lost and bytes added (:func:`measure
 * **noise** with label differential privacy: each label is randomised once, or every ``ϑ`` is.
 
 None of them hides ``wᵀx`` from the party that launches an update, so S7 and S8 stay open to it.
+:func:`guarded` is another training that bounds what anybody learns of a patient's columns too:
+noise on scores and steps, and sums that survive a party that leaves.
 
 Source: none of this is in the paper, which argues without it. Randomised response: Warner 1965;
-label differential privacy: Chaudhuri and Hsu, COLT 2011, and Ghazi et al., NeurIPS 2021; zCDP: Bun
-and Steinke, TCC 2016; encryption: Paillier, EUROCRYPT 1999.
+label differential privacy: Chaudhuri and Hsu, COLT 2011, and Ghazi et al., NeurIPS 2021; normal
+noise: Balle and Wang, ICML 2018, and Dong, Roth and Su, JRSS B 2022; its use in training: Abadi et
+al., CCS 2016; encryption: Paillier, EUROCRYPT 1999.
 """
 
 from __future__ import annotations
@@ -21,17 +24,20 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.optimize import brentq
 from scipy.special import expit
+from scipy.stats import norm
 
 from fedlib.engine.checks import check_positive, check_whole_number
 from fedlib.engine.rng import stream
 from fedlib.errors import FedlibError, unknown
-from fedlib.papers.vertical.secure import ModularMasks
+from fedlib.lab.vertical.attacks import labels_from_own
+from fedlib.papers.vertical.secure import ModularMasks, aggregate_survivors, survivor_bytes
 
 NOISES = ("none", "response", "laplace", "gaussian")
 KEY_BITS = 2048
@@ -108,19 +114,70 @@ def laplace_scale(epsilon: float, visits: int) -> float:
     return visits / epsilon
 
 
-def gaussian_scale(epsilon: float, delta: float, visits: int) -> float:
+def gaussian_scale(epsilon: float, delta: float, visits: int = 1) -> float:
     """Return σ of normal noise on every ``ϑ`` that makes a run (ε, δ)-private for each label.
 
-    A message is ``1/(2σ²)``-zCDP (it moves by 1, see :func:`laplace_scale`), r of them add up to
-    ``ρ = r/(2σ²)``, and ρ-zCDP implies ``(ρ + 2 √(ρ log 1/δ), δ)``. Solved for σ:
-    ``√ρ = √(log 1/δ + ε) - √(log 1/δ)``.
+    A message moves by 1, see :func:`laplace_scale`; r of them, each given what was sent before, are
+    as hard to tell apart as one that moves by ``√r``. What r visits give away is therefore known
+    exactly, see :func:`gaussian_delta`, which is solved for σ here.
     """
     check_positive("epsilon", epsilon)
     check_whole_number("visits", visits)
     if not 0 < delta < 1:
         raise FedlibError(f"delta is between 0 and 1, far below 1/n; got {delta!r}.")
-    log = math.log(1 / delta)
-    return math.sqrt(visits / 2) / (math.sqrt(log + epsilon) - math.sqrt(log))
+
+    def excess(log_mu: float) -> float:
+        return gaussian_delta(math.exp(log_mu), epsilon) - delta
+
+    return math.sqrt(visits) / math.exp(brentq(excess, -12, 4, xtol=1e-12))
+
+
+def gaussian_delta(mu: float, epsilon: float) -> float:
+    """Return the smallest δ for which normal noise is (ε, δ)-private; Balle and Wang (2018).
+
+    Parameters
+    ----------
+    mu
+        What can change, in standard deviations of the noise. Several releases add up to the root of
+        the sum of squares, also where later ones depend on earlier ones. At even odds nobody tells
+        the two possibilities apart with a probability above ``Φ(μ/2)``, see :func:`named_at_most`.
+    """
+    tail = norm.logcdf(-mu / 2 - epsilon / mu) + epsilon
+    return float(norm.cdf(mu / 2 - epsilon / mu) - math.exp(min(tail, 0.0)))
+
+
+def named_at_most(mu: float) -> float:
+    """Return the most that a secret yes or no at even odds is named rightly: ``Φ(μ/2)``."""
+    return float(norm.cdf(mu / 2))
+
+
+def spent(releases: Sequence[tuple[float, int]], delta: float) -> float:
+    """Return ε of a whole training, counted by the accountant of Opacus (numerical composition).
+
+    Parameters
+    ----------
+    releases
+        Pairs: standard deviation of normal noise over the most that one secret moves the released
+        number or vector, and how often such a release was made.
+    delta
+        δ for all together.
+
+    Raises
+    ------
+    FedlibError
+        If the package ``opacus`` is not installed.
+    """
+    try:
+        from opacus.accountants import PRVAccountant
+    except ImportError as error:
+        raise FedlibError(
+            "Privacy is counted by the package opacus, which is not installed. "
+            "What to do: pip install opacus, or pip install 'fedlib[vertical]'."
+        ) from error
+    accountant = PRVAccountant()
+    accountant.history = [(noise, 1.0, times) for noise, times in releases]  # 1: nobody is left out
+    with np.errstate(divide="ignore"):
+        return float(accountant.get_epsilon(delta=delta))
 
 
 # --- encryption -----------------------------------------------------------------------------------
@@ -310,14 +367,17 @@ class Price(NamedTuple):
     ----------
     accuracy
         Share of test samples on the right side.
-    labels
-        Share of the training labels that a passive party names rightly.
+    sent
+        Share of the training labels that a passive party names rightly by what it is sent.
+    own
+        The same by its own columns and weights, for the passive party that does it best.
     bytes
         Sent by all parties together, for each training sample visited.
     """
 
     accuracy: float
-    labels: float
+    sent: float
+    own: float
     bytes: float
 
 
@@ -333,11 +393,13 @@ def measure(
 ) -> Price:
     """Train a logistic model by VFB²-SGD without delay under a protection; return cost and use.
 
-    Party 0 holds the labels; party 1 attacks, with what reaches it: every ``ϑ``, of which it takes
-    the sum over a sample's visits, or the sums over batches, which it solves for ``ϑ`` first.
-    Samples come in shuffled passes, so that each has as many visits as there are passes. What
-    encryption computes is computed here without it: the numbers are the same up to the last digit,
-    see :func:`encrypted_gradient`.
+    Party 0 holds the labels, and the others attack. Party 1 uses what reaches it: every ``ϑ``, of
+    which it takes the sum over a sample's visits, or the sums over batches, which it solves for
+    ``ϑ`` first. And each passive party names labels by its own columns and weights when training is
+    over (:func:`~.attacks.labels_from_own`), for which nothing has to reach it. Samples come in
+    shuffled passes, so that each has as many visits as there are passes. What encryption computes
+    is computed here without it: the numbers are the same up to the last digit, see
+    :func:`encrypted_gradient`.
 
     Parameters
     ----------
@@ -383,8 +445,19 @@ def measure(
                 seen = theta_from_gradient(x[np.ix_(rows, mine)], gradient[mine])
             evidence[rows] -= seen
             w -= lr * (gradient / len(rows) + lam * w)
-    right = float(np.mean(np.sign(test[0] @ w) == test[1]))
-    return Price(right, float(np.mean(np.sign(evidence) == y)), sample_bytes(protection, blocks))
+    return Price(
+        float(np.mean(np.sign(test[0] @ w) == test[1])),
+        float(np.mean(np.sign(evidence) == y)),
+        named_by_own(x, y, w, blocks),
+        sample_bytes(protection, blocks),
+    )
+
+
+def named_by_own(
+    x: np.ndarray, y: np.ndarray, w: np.ndarray, blocks: Sequence[np.ndarray]
+) -> float:
+    """Return the share of labels that the best of the passive parties names by its own part."""
+    return max(float(np.mean(labels_from_own(x[:, b], w[b]) == y)) for b in blocks[1:])
 
 
 def _gathered(
@@ -408,3 +481,115 @@ def sample_bytes(protection: Protection, blocks: Sequence[np.ndarray]) -> float:
     if not protection.key:
         return float(open_bytes + 8 * len(others))
     return open_bytes + sealed_bytes(protection.batch, others, protection.key) / protection.batch
+
+
+# --- columns and labels together ------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Guard:
+    """The noise of :func:`guarded`, and how many parties must answer.
+
+    Parameters
+    ----------
+    label
+        Standard deviation of the noise on every ``ϑ``; a label moves it by 1.
+    row
+        That of the noise on scores and on steps, over the most that one sample's columns at one
+        party can move them.
+    score_limit, row_limit
+        Where a party's score and the length of its rows are cut off: fixed before, not measured.
+    threshold
+        See :func:`~.secure.aggregate_survivors`; 2 is the lowest.
+    """
+
+    label: float = 0.0
+    row: float = 0.0
+    score_limit: float = 1.0
+    row_limit: float = 3.0
+    threshold: int = 2
+
+
+class Guarded(NamedTuple):
+    """A guarded training.
+
+    Attributes
+    ----------
+    w
+        Weights after every step, ``[steps + 1, d]``; the first are 0.
+    parts
+        What each party put into the sum, ``[steps, q, n]``; the dominator learns the sum over q.
+    theta
+        What it sent, ``[steps, n]``.
+    bytes
+        Sent by all parties for each sample visited, as long as nobody leaves.
+    """
+
+    w: np.ndarray
+    parts: np.ndarray
+    theta: np.ndarray
+    bytes: float
+
+
+def guarded(
+    guard: Guard,
+    x: np.ndarray,
+    y: np.ndarray,
+    blocks: Sequence[np.ndarray],
+    steps: int,
+    lam: float = 1e-4,
+    seed: int = 0,
+    leaves: Mapping[int, int] | None = None,
+) -> Guarded:
+    """Train a logistic model by columns so that every message is private.
+
+    In each step all samples are visited once. Party l scales each of its rows down to the length
+    ``row_limit`` if it is longer, cuts its scores off at ``± score_limit``, adds normal noise and
+    takes part in an aggregation that survives parties that leave. The dominator adds noise to
+    ``ϑ`` and cuts it off at ``± 1``; everybody, the dominator too, goes on from that. Each party
+    adds normal noise to its sum ``Σ ϑ_i x_i`` before it takes its step.
+
+    What others see of one sample's columns at one party is then at most ``2 steps`` releases with
+    noise ``row`` (scores, and steps, from which all later weights are computed), and of its label
+    ``steps`` releases with noise ``label``; :func:`spent` adds them up. All others may collude.
+    The step size is ``4 / (q row_limit²)``, one over the largest curvature possible: no data is
+    asked. What was measured on the data before, as means and spreads of columns, is not counted.
+
+    Parameters
+    ----------
+    x, y
+        Features ``[n, d]`` and labels -1 or +1, of which party 1, ``blocks[0]``, is the dominator.
+    steps
+        How many, which is also how often each sample is visited.
+    lam
+        λ of ``‖w‖²/2``.
+    leaves
+        For parties that leave the number of the step in which they do not send any more; parties
+        counted from 1, and not party 1. Their columns are lost to the model from then on.
+    """
+    x, y = np.asarray(x, dtype=float).copy(), np.asarray(y, dtype=float)
+    check_whole_number("steps", steps)
+    n, leaves = len(x), leaves or {}
+    for own in blocks:
+        length = np.linalg.norm(x[:, own], axis=1, keepdims=True)
+        x[:, own] *= np.minimum(1, guard.row_limit / np.maximum(length, 1e-300))
+    lr = 4 / (len(blocks) * guard.row_limit**2)
+    rng = stream(seed, "guarded")
+    w, put, sent = [np.zeros(x.shape[1])], [], []
+    for step in range(steps):
+        parts = np.stack([x[:, own] @ w[-1][own] for own in blocks])
+        parts = parts.clip(-guard.score_limit, guard.score_limit)
+        parts += rng.normal(0, guard.row * 2 * guard.score_limit, parts.shape)
+        gone = {party for party, last in leaves.items() if last <= step}
+        z = aggregate_survivors(parts, guard.threshold, rng, gone).total
+        theta = -y * expit(-y * z) + rng.normal(0, guard.label, n)
+        theta = theta.clip(-1, 1)
+        push = theta @ x + rng.normal(0, guard.row * 2 * guard.row_limit, x.shape[1])
+        stay = np.ones(x.shape[1])
+        for party in gone:
+            stay[blocks[party - 1]] = 0
+        w.append((w[-1] - lr * (push / n + lam * w[-1])) * stay)
+        put.append(parts)
+        sent.append(theta)
+    count = survivor_bytes(len(blocks), n) / n + (len(blocks) - 1) * 8
+    return Guarded(np.array(w), np.array(put), np.array(sent), count)

@@ -1,7 +1,8 @@
-"""VFB² for real: one process a party, over MPI, on the clock of this machine.
+"""VFB² for real: one process a party, over MPI, on the clock of this machine or of several.
 
 :func:`run_parties` deals the columns out to files, one a party, lets ``mpiexec`` start a process
 for each (`fedlib.lab.vertical.wire`), watches them, and puts the blocks together in the end.
+:func:`simulated` asks the simulator for the same run.
 """
 
 from __future__ import annotations
@@ -22,25 +23,29 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 import fedlib
 from fedlib.engine.checks import check_whole_number
 from fedlib.errors import FedlibError
+from fedlib.files import make_folder
 from fedlib.lab.vertical.wire import Part
 from fedlib.papers.vertical.problem import Problem
-from fedlib.papers.vertical.runs import Row
+from fedlib.papers.vertical.runs import Row, Run
+from fedlib.papers.vertical.secure import log_depth
 from fedlib.papers.vertical.setup import Setup, at_least
+from fedlib.population.delays import Deterministic, Law, check_law
 
 INSTALL = (
     "Install mpi4py and an MPI: pip install 'fedlib[vertical]', or pip install mpi4py mpich. The "
     "simulator, fedlib.papers.vertical.simulate_parties, needs neither."
 )
 START = 300.0
-"""Seconds that processes may take to start: each imports what this one has imported."""
+"""Seconds that processes may take to start: each imports NumPy, SciPy and MPI."""
 
-_KINDS = ("ask", "score", "mask", "backward", "pass", "barrier")
+_KINDS = ("ask", "score", "mask", "backward", "pass", "barrier", "pot")
 _TABLE = 1 << 31  # bytes that SAGA's tables may take in all
 
 
@@ -53,12 +58,13 @@ class WireRun:
     w
         The model, ``[d]``.
     rows
-        After each pass over the data: seconds on the clock since the first party was ready,
-        passes (SVRG's and SAGA's own counted), steps, and the loss. Parties pass the mark one
-        after the other; a row has the time of the last of them.
+        After each pass over the data: seconds on the clock since all parties were there, passes
+        (SVRG's and SAGA's own counted), steps, and the loss. Parties pass the mark one after the
+        other; a row has the time of the last of them.
     messages, bytes
         Sent in all, by kind: ``"ask"`` for a score, ``"score"`` and ``"mask"`` up the two trees,
-        ``"backward"`` (ϑ and i), ``"pass"`` (all ϑ at once), ``"barrier"``.
+        ``"backward"`` (ϑ and i), ``"pass"`` (all ϑ at once, or the opening of a phase),
+        ``"barrier"``, ``"pot"`` (who began a step may take another one).
     """
 
     w: np.ndarray
@@ -76,11 +82,17 @@ def run_parties(
     active: int | Sequence[int] = 1,
     threads: int | None = None,
     table: str | None = None,
+    waiting: bool = False,
+    equal: bool = False,
+    compute: float | Sequence[float] = 0.0,
+    delays: Law = Deterministic(0.0),  # noqa: B008, a frozen value
     seed: int = 0,
+    hosts: str | Path | None = None,
+    folder: str | Path | None = None,
     patience: float = 60.0,
     watch: Callable[[dict[int, int]], None] | None = None,
 ) -> WireRun:
-    """Run VFB² with a process for each party, on this machine.
+    """Run VFB², or its synchronous twin, with a process for each party.
 
     Parameters
     ----------
@@ -92,13 +104,30 @@ def run_parties(
         turns; what they have read may be out of date.
     epochs
         Passes of n dominated steps; with SVRG each begins with a snapshot.
+    waiting
+        True: VFB, in the rounds of :func:`~fedlib.papers.vertical.baselines.synchronous`.
+    equal
+        True: active parties have equal shares of the steps. False: whoever is free takes the next
+        one from a common pot, as in the simulator; the first active party keeps it, and gives a
+        step out when the one before begins.
+    compute
+        Seconds a number for which a party sleeps when it reads or updates its block, as the
+        simulator counts them; one for all, or one a party. For a slow party:
+        ``straggler(q, party, 0.4, compute)``.
+    delays
+        Law of the seconds that a message is held, over its own time.
     seed
-        Draws the samples. Arrival times are the machine's, so two runs differ in rounding and in
-        the order of updates.
+        Draws the samples, those of the simulator. Arrival times are the machine's, so two runs
+        differ in rounding and in the order of updates; with ``waiting`` in rounding alone.
+    hosts
+        A file that ``mpiexec`` takes with ``-hostfile``, a host a line. None: all on this machine.
+    folder
+        With ``hosts``: an empty or new folder that all of them see under this name.
     patience
         Seconds of silence after which a party counts as lost, and the run is ended.
     watch
-        Called now and then with the process number of each party that has started.
+        Called now and then with the process number of each party that has started; not with
+        ``hosts``.
 
     Returns
     -------
@@ -112,8 +141,11 @@ def run_parties(
     """
     check_whole_number("epochs", epochs)
     at_least("patience", patience, 1)
-    steps = epochs * problem.n
-    setup = Setup(problem, method, lr, active, threads, table=table, seed=seed, steps=steps)
+    check_law("delays", delays)
+    setup = Setup(
+        problem, method, lr, active, threads, compute, delays, table=table, seed=seed,
+        steps=epochs * problem.n,
+    )  # fmt: skip
     if problem.q < 2:
         raise FedlibError("Processes need two parties or more; one party needs no messages.")
     if method == "saga" and setup.table == "full" and 8 * problem.n * problem.d > _TABLE:
@@ -122,11 +154,31 @@ def run_parties(
             "alone: table='theta'."
         )
     launcher = find_launcher()
-    with tempfile.TemporaryDirectory(prefix="fedlib-vertical-") as name:
-        folder = Path(name)
-        _deal(setup, phases=epochs if method == "svrg" else 1, folder=folder)
-        _attend(launcher, problem.q, folder, patience, watch)
-        return _collect(problem, method, folder)
+    with tempfile.TemporaryDirectory(prefix="fedlib-vertical-") as here:
+        place = Path(here) if hosts is None else _shared(hosts, folder)
+        _deal(setup, place, waiting, equal, patience)
+        if hosts is None:
+            slept = problem.n * problem.d * setup.compute.max()  # no pass takes longer
+            _attend(launcher, problem.q, place, patience, slept, watch)
+        else:
+            _wait(launcher, problem.q, place, Path(hosts))
+        return _collect(problem, method, place)
+
+
+def simulated(
+    problem: Problem, method: str, lr: float, *, epochs: int, waiting: bool = False, **settings: Any
+) -> Run:
+    """Return the simulator's run of what :func:`run_parties` does with the same settings.
+
+    Sums go up the same trees, and requests are answered at once.
+    """
+    from fedlib.papers.vertical.algorithm import simulate_parties
+    from fedlib.papers.vertical.baselines import synchronous
+
+    settings |= dict(epochs=epochs, trees=log_depth(problem.q))
+    if waiting:
+        return synchronous(problem, method, lr, **settings)
+    return simulate_parties(problem, method, lr, prompt=True, log=False, **settings)
 
 
 def find_launcher() -> str:
@@ -146,18 +198,41 @@ def find_launcher() -> str:
     return launcher
 
 
-def _deal(setup: Setup, phases: int, folder: Path) -> None:
+def _shared(hosts: str | Path, folder: str | Path | None) -> Path:
+    """Return the folder that all hosts see, made if need be."""
+    if not Path(hosts).is_file():
+        raise FedlibError(f"There is no file {hosts}. It names a host a line, such as 'alpha:2'.")
+    if folder is None:
+        raise FedlibError("Several hosts need a folder that all of them see under the same name.")
+    place = make_folder(Path(folder).absolute())
+    if any(place.iterdir()):
+        raise FedlibError(f"{place} is not empty. Take a new folder for each run.")
+    return place
+
+
+def _deal(setup: Setup, folder: Path, waiting: bool, equal: bool, patience: float) -> None:
     """Write down what each party needs: its columns, the labels if it is active, what to do."""
     problem, none = setup.problem, np.ones(setup.problem.n)
     for l, block in enumerate(problem.blocks):
         part = replace(problem, x=problem.x[:, block], y=none, blocks=(np.arange(len(block)),))
+        own = Setup(
+            part, setup.method, setup.lr, compute=float(setup.compute[l]), delays=setup.delays[l],
+            table=setup.table, seed=setup.seed,
+        )  # fmt: skip
         task = Part(
-            Setup(part, setup.method, setup.lr, table=setup.table, seed=setup.seed),
-            problem.y if l in setup.active else None,
-            setup.active, setup.threads, phases, setup.steps // phases,
+            own, problem.y if l in setup.active else None, setup.active, setup.threads,
+            setup.steps, problem.n if setup.method == "svrg" else setup.steps, waiting, equal,
+            patience,
         )  # fmt: skip
         (folder / f"party-{l}").write_bytes(pickle.dumps(task))
-    np.zeros((problem.q, 3)).tofile(folder / "beats")
+
+
+def _wait(launcher: str, q: int, folder: Path, hosts: Path) -> None:
+    """Start the processes on several hosts and wait; nobody but ``mpiexec`` sees them there."""
+    with _started(launcher, q, folder, hosts) as (running, pids):
+        running.wait()
+    if running.returncode or not all((folder / f"result-{l}.npz").exists() for l in range(q)):
+        raise FedlibError(_whose(folder, q, pids, [], running.returncode))
 
 
 def _attend(
@@ -165,10 +240,11 @@ def _attend(
     q: int,
     folder: Path,
     patience: float,
+    slept: float,
     watch: Callable[[dict[int, int]], None] | None,
 ) -> None:
     """Start the processes and stay with them; on any fault end all and say whose it was."""
-    begun, beats = time.time(), np.memmap(folder / "beats", np.float64, "r", shape=(q, 3))
+    begun, beats = time.time(), np.memmap(folder / "beats", np.float64, "w+", shape=(q, 3))
     progress, moved = -1.0, begun
     with _lines(folder, q) as ended, _started(launcher, q, folder) as (running, pids):
         while running.poll() is None:
@@ -186,7 +262,7 @@ def _attend(
                     f"Party {late[0]} (process {pids[late[0]]}) has been silent for {patience:g} "
                     "seconds; all parties were ended."
                 )
-            if now - moved > patience:
+            if now - moved > patience + slept:
                 raise FedlibError(
                     f"No party has moved for {patience:g} seconds; all were ended. {_said(folder)}"
                 )
@@ -230,7 +306,7 @@ def _lines(folder: Path, q: int) -> Iterator[Callable[[float], list[int]]]:
 
 @contextlib.contextmanager
 def _started(
-    launcher: str, q: int, folder: Path
+    launcher: str, q: int, folder: Path, hosts: Path | None = None
 ) -> Iterator[tuple[subprocess.Popen, dict[int, int]]]:
     """Start ``mpiexec``; whatever happens, leave no process behind."""
     home = str(Path(fedlib.__file__).parents[1])
@@ -238,14 +314,16 @@ def _started(
     env = os.environ | {
         "PYTHONPATH": path,
         "OMP_NUM_THREADS": "1",  # there are as many processes as parties already
-        "HYDRA_LAUNCHER": "fork",  # MPICH: all on this machine, no ssh
         "OMPI_ALLOW_RUN_AS_ROOT": "1",  # Open MPI
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         "OMPI_MCA_rmaps_base_oversubscribe": "1",  # more parties than cores
         "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
     }
     code = "from fedlib.lab.vertical.wire import main; main()"
-    command = [launcher, "-n", str(q), sys.executable, "-c", code, str(folder)]
+    where = ["-hostfile", str(hosts)] if hosts else []
+    if not hosts:
+        env["HYDRA_LAUNCHER"] = "fork"  # MPICH: no ssh
+    command = [launcher, *where, "-n", str(q), sys.executable, "-c", code, str(folder)]
     pids: dict[int, int] = {}
     with (folder / "output").open("wb") as output:
         try:

@@ -16,7 +16,9 @@ Learning with Backward Updating*, AAAI 2021, Algorithm 1, Section 6 and Appendix
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import hashlib
+import math
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -523,3 +525,204 @@ def seen_by(transcript: Iterable[Seen], coalition: Iterable[int]) -> list[Seen]:
     """Return what members of a coalition saw: their part of a transcript."""
     members = set(coalition)
     return [one for one in transcript if one.party in members]
+
+
+# --- an aggregation that survives parties that leave ----------------------------------------------
+
+PRIME = 2**127 - 1
+"""Seeds and shares are whole numbers modulo this prime."""
+
+Name = tuple[int, ...]
+"""A seed's name: ``(l,)`` is party l's own, ``(l, m)`` with ``l < m`` is shared by a pair."""
+
+
+def shares(
+    secret: int, holders: Sequence[int], threshold: int, rng: np.random.Generator, p: int = PRIME
+) -> dict[int, int]:
+    """Return one share of a secret for each holder: any ``threshold`` give it back, fewer nothing.
+
+    A share is the value at the holder's number of a polynomial of degree ``threshold - 1`` with
+    random coefficients, whose value at 0 is the secret (Shamir, 1979). Through fewer points there
+    goes one such polynomial for *every* secret.
+
+    Parameters
+    ----------
+    secret
+        0 to ``p - 1``.
+    holders
+        Different numbers, 1 to ``p - 1``.
+    threshold
+        1 to ``len(holders)``.
+    p
+        A prime.
+    """
+    check_whole_number("threshold", threshold)
+    if threshold > len(holders):
+        raise FedlibError(f"{len(holders)} holders cannot reach a threshold of {threshold}.")
+    terms = [secret, *(_whole(rng) % p for _ in range(threshold - 1))]
+    return {x: sum(term * x**k for k, term in enumerate(terms)) % p for x in holders}
+
+
+def joined(points: Mapping[int, int], p: int = PRIME) -> int:
+    """Return the secret behind ``threshold`` or more :func:`shares`, by Lagrange's formula at 0."""
+    total = 0
+    for x, value in points.items():
+        for other in points:
+            if other != x:
+                value = value * other * pow(other - x, -1, p) % p
+        total += value
+    return total % p
+
+
+def _whole(rng: np.random.Generator) -> int:
+    return int.from_bytes(rng.bytes(16), "little")
+
+
+def expanded(seed: int, shape: tuple[int, ...]) -> np.ndarray:
+    """Return the mask that a seed stands for: whole numbers modulo ``2^64``, by SHAKE-128."""
+    size = math.prod(shape)
+    drawn = hashlib.shake_128(seed.to_bytes(16, "little")).digest(8 * size)
+    return np.frombuffer(drawn, dtype="<u8").reshape(shape)
+
+
+class Dealt(NamedTuple):
+    """What parties agree on before one aggregation: seeds, and who holds which share of them.
+
+    Attributes
+    ----------
+    seeds
+        One for each party and one for each pair.
+    held
+        For each party its share of every seed.
+    """
+
+    seeds: dict[Name, int]
+    held: dict[int, dict[Name, int]]
+
+
+def deal(q: int, threshold: int, rng: np.random.Generator) -> Dealt:
+    """Draw the seeds of one aggregation and share each among all parties.
+
+    A pair agrees on its seed, by a key exchange that is not part of the simulation, and the lower
+    of the two shares it. Seeds are for *one* aggregation: a pair's seed that was used before would,
+    once it is opened since one of the two left, take the masks off earlier sums. A deployment keeps
+    one key a pair, and hashes it with the number of the step.
+    """
+    parties = range(1, q + 1)
+    names = [(l,) for l in parties] + [(l, m) for l in parties for m in parties if l < m]
+    seeds = {name: _whole(rng) % PRIME for name in names}
+    dealt = {name: shares(seed, parties, threshold, rng) for name, seed in seeds.items()}
+    return Dealt(seeds, {l: {name: one[l] for name, one in dealt.items()} for l in parties})
+
+
+def pairwise_masked(party: int, score: np.ndarray, seeds: Mapping[Name, int]) -> np.ndarray:
+    """Return what a party sends: its score, its own mask, and one for each pair, plus or minus.
+
+    In the sum over both of a pair their mask drops out.
+    """
+    sent = score + expanded(seeds[(party,)], score.shape)
+    for pair, seed in seeds.items():
+        if len(pair) == 2 and party in pair:
+            mask = expanded(seed, score.shape)
+            sent = sent + mask if party == pair[0] else sent - mask
+    return sent
+
+
+class Survived(NamedTuple):
+    """What party 1 has after an aggregation in which parties may have left.
+
+    Attributes
+    ----------
+    total
+        The sum over the parties whose masked score came, ``[...]``.
+    over
+        These parties.
+    sent
+        For each of them what it sent, whole numbers modulo ``2^64``.
+    told
+        The shares that party 1 was given, by seed and holder.
+    """
+
+    total: np.ndarray
+    over: tuple[int, ...]
+    sent: dict[int, np.ndarray]
+    told: dict[Name, dict[int, int]]
+
+
+def aggregate_survivors(
+    scores: np.ndarray,
+    threshold: int,
+    rng: np.random.Generator,
+    gone: Container[int] = (),
+    silent: Container[int] = (),
+    masks: ModularMasks | None = None,
+) -> Survived:
+    """Add up masked scores, and finish when parties leave on the way.
+
+    Every party sends its score under its own mask and one for each pair. Pairs' masks cancel where
+    both have sent. Then party 1 asks those who are left for their shares: of the *own* seed of each
+    party that has sent, and of the *pairs'* seeds of each that has not. A party that follows the
+    rules never gives out both for the same party, and that is why there are two kinds of mask: one
+    that is only late can be taken for gone, its pairs' masks become known, and its own stays on.
+
+    A coalition of fewer than ``threshold`` parties, with party 1 or without, learns the sum over
+    the others that have sent, and nothing else, if masks drawn from seeds pass for uniform ones;
+    ``threshold`` parties together open everything. The sum comes out while ``threshold`` answer.
+
+    Parameters
+    ----------
+    scores
+        ``o_l`` of parties ``1 .. q``, ``[q, ...]``.
+    threshold
+        How many must answer; 2 to q.
+    rng
+        Draws seeds and shares. In the simulation; in a deployment they come from the system.
+    gone, silent
+        Parties that leave before they send, and between sending and answering; not party 1.
+    masks
+        How scores are rounded, by default ``ModularMasks()``.
+
+    Raises
+    ------
+    FedlibError
+        When fewer than ``threshold`` parties answer.
+
+    Notes
+    -----
+    K. Bonawitz et al., *Practical Secure Aggregation for Privacy-Preserving Machine Learning*, CCS
+    2017, for parties that follow the rules; key exchange and signatures are left out. There the
+    share is of a party's private key and not of each pair's seed, which is shorter.
+    """
+    masks = masks or ModularMasks()
+    encoded = masks.encode(np.asarray(scores))
+    parties = range(1, len(encoded) + 1)
+    check_whole_number("threshold", threshold, 2)
+    if 1 in gone or 1 in silent:
+        raise FedlibError("Party 1 forms the sum, so it cannot leave.")
+    seeds, held = deal(len(encoded), threshold, rng)
+    sent = {l: pairwise_masked(l, encoded[l - 1], seeds) for l in parties if l not in gone}
+    answer = [l for l in sent if l not in silent]
+    if len(answer) < threshold:
+        raise FedlibError(
+            f"{len(answer)} parties answer and {threshold} are needed: the sum stays closed. Begin "
+            "again with those who are left, or with a lower threshold, which fewer can conspire at."
+        )
+    told = {}
+    for name in seeds:
+        if sum(l in sent for l in name) == 1:  # own seed of one that sent, or a pair half gone
+            told[name] = {l: held[l][name] for l in answer}
+    total = np.sum(list(sent.values()), axis=0, dtype=np.uint64)
+    for name, points in told.items():
+        mask = expanded(joined(points), encoded.shape[1:])
+        total = total + mask if len(name) == 2 and name[1] in sent else total - mask
+    return Survived(masks.decode(total), tuple(sent), sent, told)
+
+
+def survivor_bytes(q: int, samples: int) -> float:
+    """Return the bytes of one aggregation by :func:`aggregate_survivors` when nobody leaves.
+
+    Shares of 16 bytes of each seed go to all others, masked sums of 8 bytes a sample and the shares
+    of own seeds to party 1. Opening a party that left takes less than its masked sum would have.
+    """
+    dealt = (q + q * (q - 1) // 2) * (q - 1) * 16
+    return dealt + (q - 1) * (8 * samples + 16 * q)

@@ -1,0 +1,151 @@
+"""What it would take to try a claim as its paper did: which records, how many hours, which data.
+
+The hours are those of one core, from a few rounds timed at the paper's own settings. They lie in
+``data/hours.json``, which ``make hours`` writes.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from fedlib import files, paths
+from fedlib.errors import FedlibError
+from fedlib.lab.evidence import (
+    ages,
+    catalogue,
+    claims,
+    duration,
+    experiments,
+    queue,
+    records,
+    scale,
+    tuning,
+)  # fmt: skip
+from fedlib.lab.job import Job
+
+PAPER = "paper"
+
+
+def what_it_takes(row: Mapping[str, Any]) -> str:
+    """Return a sentence on what is missing for a claim; empty where nothing is, or can be.
+
+    Parameters
+    ----------
+    row
+        A claim as :func:`fedlib.lab.evidence.claims.judge` returns it.
+    """
+    paper, names = row["paper"], [*wanted(row)]
+    if not names:
+        return ""
+    known = [_hours().get(f"{paper}/{name}") for name in names]
+    seconds = sum(entry["seconds"] or 0.0 for entry in known if entry)
+    unknown = [n for n, entry in zip(names, known, strict=True) if not (entry and entry["seconds"])]
+    least = bool(unknown) or any(entry["least"] for entry in known if entry)
+    time = f"about {duration.time_in_words(seconds)} of one core" if seconds else ""
+    time += " or more" * (least and bool(time))
+    if not time:
+        time = "how long it takes could not be timed"
+    sets = sorted({s for name in names if (s := _set(paper, name))})
+    data = ", ".join(s if s in _claim(row)["data"] else f"{s} (a substitute)" for s in sets)
+    line = f"To try it as the paper did: {', '.join(names)} at the profile {PAPER}; {time}"
+    line += f"; data: {data}" * bool(data)
+    more = ", and so on." if len(names) > 1 else "."
+    queued = {(entry["paper"], entry["experiment"], entry["profile"])
+              for entry in queue.read_queue()}  # fmt: skip
+    if all((paper, name, PAPER) in queued for name in names):
+        return f"{line}. `fedlib records --work` goes on with it."
+    return f"{line}. `{catalogue.command(paper, names[0], profile=PAPER)}`" + more
+
+
+def wanted(row: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the experiments that a claim's finding wants at the paper's setting, tuning first."""
+    paper = row["paper"]
+    done = not row["scale"] and row["data"] in scale.THEIRS
+    if done or not row["data"] or paths.about(paths.paper_folder(paper)).get("ours"):
+        return
+    seen: set[str] = set()
+    for name in sorted(ages.experiments_of(_claim(row))):
+        if PAPER not in catalogue.profiles(paper, name):
+            continue
+        before = catalogue.settings(paper, name, PAPER).get("tuned")
+        for one in filter(None, (before, name)):
+            if one not in seen and not _there(paper, one):
+                yield one
+            seen.add(one)
+
+
+def _claim(row: Mapping[str, Any]) -> claims.Claim:
+    return next(claim for claim in claims.claims_of(row["paper"]) if claim["id"] == row["id"])
+
+
+def _there(paper: str, name: str) -> bool:
+    try:
+        record = records.load(paper, name)
+    except FedlibError:
+        return False
+    return not scale.differences_in_scale(record) and record.manifest["profile"] == PAPER
+
+
+def _set(paper: str, name: str) -> str:
+    return catalogue.settings(paper, name, PAPER).get("dataset", "")
+
+
+@functools.cache
+def _hours() -> dict[str, Any]:
+    page = paths.data_folder() / "hours.json"
+    return json.loads(page.read_text("utf-8")) if page.is_file() else {}
+
+
+# ------------------------------------------------------------------ timing them
+
+
+def time_all() -> None:
+    """Time a few rounds of all that claims want, and write ``data/hours.json``."""
+    hours = {}
+    for paper in paths.papers("claims.toml"):
+        rows = claims.judge(paper)
+        for name in dict.fromkeys(name for row in rows for name in wanted(row)):
+            estimate = timed(paper, name)
+            hours[f"{paper}/{name}"] = {
+                "seconds": estimate.seconds and round(estimate.seconds), "least": estimate.least,
+                "looks": estimate.looks and round(estimate.looks, 3), "why": estimate.why,
+            }  # fmt: skip
+            print(f"{paper}/{name}: {estimate}", flush=True)
+    page = json.dumps(hours, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+    files.publish(paths.data_folder() / "hours.json", page.encode())
+
+
+def timed(paper: str, name: str) -> duration.TimeEstimate:
+    """Return how long an experiment takes at the paper's setting, all seeds, on one core.
+
+    Where its data are not here, as long as the largest record took, by the number of rows.
+    """
+    s = catalogue.settings(paper, name, PAPER)
+    seeds = experiments.choose_seeds(s, None)
+    used = s
+    if "tuned" in s:  # of another profile, as only time is asked for
+        used = tuning.apply(s, tuning.tuned_values(records.load(paper, s["tuned"]).frame, s))
+    job = Job(used, seeds, "cpu", progress=False)
+    try:
+        return duration.expect(duration.Plan(paper, name, PAPER, s, job, None))
+    except FedlibError as error:
+        return _by_rows(paper, name, s, str(error).partition(".")[0])
+
+
+def _by_rows(paper: str, name: str, s: Mapping[str, Any], why: str) -> duration.TimeEstimate:
+    try:
+        m = records.load(paper, name).manifest
+    except FedlibError:
+        return duration.TimeEstimate(None, why)
+    if "rows" not in s:
+        return duration.TimeEstimate(None, why)
+    share = s["rows"] / m["settings"]["rows"] * s["seeds"] / len(m["seeds"])
+    told = f"by its rows, from a record of {m['settings']['rows']}"
+    return duration.TimeEstimate(m["wall_seconds"] * share, told, least=True)
+
+
+if __name__ == "__main__":
+    time_all()

@@ -1,0 +1,64 @@
+"""What a claim would take at its paper's own scale: the runs, the hours, the data, the command."""
+
+import json
+
+import pytest
+
+from fedlib import paths
+from fedlib.lab.evidence import catalogue, claims, queue, wanted
+
+
+@pytest.fixture
+def hours(monkeypatch):
+    """Give the hours of experiments by hand."""
+    known = {}
+    monkeypatch.setattr(wanted, "_hours", lambda: known)
+    return known
+
+
+def row_of(paper, name):
+    (row,) = claims.judge(paper, ids=[name])
+    return row
+
+
+def test_nothing_is_wanted_where_it_was_tried_as_the_paper_did():
+    row = row_of("hierarchy", "HFL-C4")
+    assert claims.is_own_scale(row) and claims.is_own_data(row)
+    assert wanted.what_it_takes(row) == ""
+
+
+def test_a_sentence_has_runs_hours_data_and_one_command(hours):
+    row = row_of("hierarchy", "HFL-C4") | {"scale": ["network: small, the paper's: large"]}
+    (name,) = (one for one in wanted.wanted(row) if not one.startswith("rates"))
+    for one in wanted.wanted(row):
+        hours[f"hierarchy/{one}"] = {"seconds": 5400, "least": False, "why": ""}
+    line = wanted.what_it_takes(row)
+    total = 1.5 * len([*wanted.wanted(row)])
+    assert name in line and f"about {total:g} h of one core" in line.replace(".0 h", " h")
+    assert "data: mnist" in line and "or more" not in line
+    hours[f"hierarchy/{name}"]["seconds"] = None
+    assert "or more" in wanted.what_it_takes(row)
+    hours.clear()
+    assert "could not be timed" in wanted.what_it_takes(row)
+
+
+def test_what_the_queue_has_is_left_to_the_queue(monkeypatch, hours):
+    row = row_of("hierarchy", "HFL-C4") | {"scale": ["network: small, the paper's: large"]}
+    entries = [dict(paper="hierarchy", experiment=e, profile="paper") for e in wanted.wanted(row)]
+    monkeypatch.setattr(queue, "read_queue", lambda: entries)
+    assert "`fedlib records --work`" in wanted.what_it_takes(row)
+    monkeypatch.setattr(queue, "read_queue", lambda: entries[:-1])
+    first = entries[0]["experiment"]
+    assert f"fedlib run hierarchy {first} --profile paper" in wanted.what_it_takes(row)
+
+
+def test_every_run_that_a_claim_wants_was_timed_or_says_why_not():
+    known = json.loads((paths.data_folder() / "hours.json").read_text("utf-8"))
+    for paper in paths.papers("claims.toml"):
+        for row in claims.judge(paper):
+            for name in wanted.wanted(row):
+                entry = known[f"{paper}/{name}"]
+                assert entry["why"] and (entry["seconds"] is None or entry["seconds"] > 0)
+                assert (entry["looks"] or 0) < 0.2, f"{name} looks more than it trains"
+    assert all(name.partition("/")[2] in catalogue.experiment_names(name.partition("/")[0])
+               for name in known)  # fmt: skip
