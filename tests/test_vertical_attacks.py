@@ -221,6 +221,20 @@ def test_colluders_in_figure_5():
         assert {party: ModularMasks().decode(v) for party, v in found.items()} == want
 
 
+def test_the_total_of_three_says_of_each_other_what_its_share_of_the_spread_is():
+    """Known answer: for independent parts the correlation is σ₂/√(σ₂² + σ₃²); others see none."""
+    scores = rng(54).normal(size=(3, 20_000)) * np.array([[1.0], [1.0], [2.0]])
+    masks = ModularMasks()
+    done = aggregate(scores, chains(3), masks, rng(55))
+    left = done.total - scores[0]
+    for part, want in ((scores[1], 1 / np.sqrt(5)), (scores[2], 2 / np.sqrt(5))):
+        assert abs(np.corrcoef(left, part)[0, 1] - want) < 0.03
+    for one in done.transcript:  # what party 3 gets from others has nothing to do with the parts
+        if one.party == 3 and one.sender != 3:
+            for part in scores[:2]:
+                assert abs(np.corrcoef(masks.decode(one.value), part)[0, 1]) < 0.04
+
+
 def test_s4_a_sign_is_certain_as_often_as_the_formula_says():
     scores = rng(14).uniform(-1, 1, (3, 40_000))
     B = 2.0
@@ -651,6 +665,19 @@ def test_a_guarded_step_is_the_plain_one_and_moves_by_what_the_noise_counts_on()
     assert np.abs(one.parts - two.parts)[:, 1, 7].max() <= 2 * 1e-4 + 1e-15
     push = np.linalg.norm(one.w[1] - two.w[1]) * 30 / (4 / (2 * 2.0**2))
     assert 1 < push <= 2 * 2.0  # theta is 1/2 at the start
+
+
+def test_labels_at_even_odds_are_named_within_the_bound_of_the_guard():
+    """Columns that say nothing, labels by coin: the best that is sent stays below Φ(μ/2)."""
+    draw, n, steps = rng(56), 2000, 6
+    x, y = draw.normal(size=(n, 4)), np.sign(draw.normal(size=n))
+    guard = Guard(label=3.0)
+    run = mitigations.guarded(guard, x, y, np.split(np.arange(4), 2), steps)
+    bound = mitigations.named_at_most(np.sqrt(steps) / guard.label)
+    named = np.mean(-np.sign(run.theta.sum(axis=0)) == y)
+    assert 0.55 < named < bound + 3 * 0.5 / np.sqrt(n) < 0.75
+    bare = mitigations.guarded(Guard(), x, y, np.split(np.arange(4), 2), steps)
+    assert (-np.sign(bare.theta.sum(axis=0)) == y).all()
 
 
 def test_a_guarded_training_goes_on_when_a_party_leaves(cancer):
