@@ -111,6 +111,7 @@ def trains(notebook, stops):
     notebook.tell("panel.rounds = 10**6")
     press("Train")
     press("Pause")
+    notebook.until(f"/paused after [0-9]+ rounds/.test({PANEL}.innerText)", 20)
     press("Go on")
     notebook.until(f"/[0-9]+ s left/.test({PANEL}.innerText)", 20)
     press("Stop")
