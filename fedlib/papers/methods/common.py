@@ -112,5 +112,5 @@ def came(drawn: Visits[Tensor], x: Tensor) -> Tensor:
 
 def check_each(name: str, value: Rate, most: float = float("inf")) -> None:
     """Refuse what is no finite number from 0 to ``most``, or one for each run."""
-    for one in value if isinstance(value, tuple | list | np.ndarray) else (value,):
+    for one in np.ravel(value).tolist():
         check_between(name, one, 0, most)
