@@ -65,7 +65,7 @@ def movements(
     x: Tensor,
     task: Task,
     drawn: Drawn[Tensor],
-    step: Step,
+    step: Step | None = None,
     **extras: Tensor,
 ) -> Tensor:
     """Return how far each client's local steps lead from its run's model, ``[R * S, P]``.
@@ -75,7 +75,7 @@ def movements(
     x
         Global models ``[R, P]``.
     step
-        The local rule, see :mod:`fedlib.engine.steps`.
+        The local rule, see :mod:`fedlib.engine.steps`; None is plain SGD.
     extras
         What the rule needs of each copy, ``[R * S, ...]``.
     """

@@ -20,7 +20,6 @@ import numpy as np
 from torch import Tensor
 
 from fedlib.engine.draws import draw_one
-from fedlib.engine.steps import sgd
 from fedlib.engine.sweeps import column
 from fedlib.engine.tasks import Task
 from fedlib.papers import fedavg
@@ -99,7 +98,7 @@ class MIFA:
         """Run one round of every run: lines 2 to 5 of the box."""
         drawn = drawn or draw_one(self, state, task)  # line 2
         rate = column(self.lr, state.x, drawn.q.shape[1])
-        new = -movements(self, state.x, task, drawn, sgd) / rate  # lines 3-4
+        new = -movements(self, state.x, task, drawn) / rate  # lines 3-4
         G = changed(state.G, drawn, new - kept(state.G, drawn))  # line 4
         x = state.x - column(self.lr, state.x) * G.mean(1)  # line 5
         return replace(state, x=x, G=G, cursor=drawn.cursor, t=state.t + 1), {}

@@ -65,8 +65,8 @@ class SCAFFOLD:
 
     Option II of the paper, which needs no further gradients: a client's new ``c_i`` is the mean of
     the gradients that it has just taken. All variates begin at zero. The paper draws clients
-    uniformly, so that all weights are 1/|S|. With others Δx is the weighted mean, and c stays the
-    mean of all ``c_i``.
+    uniformly, so that all weights are ``1 / |S|``. With others Δx is the weighted mean; c stays
+    the mean of all ``c_i``.
 
     Parameters
     ----------
