@@ -388,10 +388,11 @@ def test_names_in_code_and_prose_lead_to_the_api_and_its_modules_to_pages(html):
 
 def test_a_figure_s_record_leads_to_its_manifest(html):
     page = (html / "notebooks" / "02_participation" / "3_reproduce.html").read_text("utf-8")
-    linked = re.findall(r'href="[^"]*/blob/main/(data/papers/[^"]+)">([^<]+)</a>', page)
+    linked = re.findall(r'href="../../_sources/(data/papers/[^"]+)">([^<]+)</a>', page)
     assert len(linked) >= 5
     for file, name in linked:
-        assert file.endswith(f"/{name}.json") and (build.ROOT / file).is_file()
+        assert file.endswith(f"/{name}.json")
+        assert (html / "_sources" / file).read_bytes() == (build.ROOT / file).read_bytes()
 
 
 @pytest.mark.parametrize("page", ["book/index", "notebooks/03_hierarchy/1_derive"])

@@ -6,12 +6,12 @@ import ast
 import functools
 import pydoc
 import re
+import shutil
 from pathlib import Path
 
 from docutils import nodes
 from sphinx import addnodes
 from sphinx.application import Sphinx
-from sphinx.config import Config
 from sphinx.domains.python import ObjectEntry
 from sphinx.util.nodes import make_refnode
 
@@ -48,17 +48,19 @@ def _to_record(app: Sphinx, line: str) -> nodes.paragraph:
     for part in re.split(r"(?<=Record )(\S+?\.(?:smoke|quick|long|paper))\b", line):
         file = home / "results" / f"{part}.json"
         if file.is_file():
-            url = _in_repository(app.config, f"data/papers/{home.name}/results/{file.name}")
-            paragraph += nodes.reference("", part, refuri=url)
+            paragraph += nodes.reference("", part, refuri=_beside(app, home.name, file))
         else:
             paragraph += nodes.Text(part)
     return paragraph
 
 
-def _in_repository(config: Config, file: str) -> str:
-    options = config.html_theme_options
-    branch = options.get("repository_branch") or "main"
-    return f"{options['repository_url']}/blob/{branch}/{file}"
+def _beside(app: Sphinx, paper: str, file: Path) -> str:
+    """Put a manifest among the pages' sources, and return the way to it."""
+    inside = f"_sources/data/papers/{paper}/results/{file.name}"
+    target = Path(app.outdir) / inside
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(file, target)
+    return "../" * app.env.docname.count("/") + inside
 
 
 def note_names(app: Sphinx, doctree: nodes.document) -> None:
