@@ -561,6 +561,27 @@ def test_randomised_response_is_private_by_enumeration():
         assert abs(turned - p) < 4 * np.sqrt(p * (1 - p) / len(y))
 
 
+@pytest.mark.parametrize("knows", [True, False])
+def test_even_odds_are_odds_given_the_columns_of_all(knows):
+    """The attacker's column is noise; another's is the label, and the scores tell it on.
+
+    So even odds given *own* columns bound nothing. Where no column knows the label, they do.
+    """
+    draw, n, epsilon = rng(57, knows), 600, 1.0
+    y = draw.choice([-1.0, 1.0], n)
+    x = np.c_[y if knows else draw.normal(size=n), draw.normal(size=n)]
+    answers, theta, w = randomised_response(y, epsilon, draw), np.empty(n), np.zeros(2)
+    for _ in range(3):
+        for k in range(n):
+            theta[k] = THETA["logistic"](x[k] @ w, answers[k])
+            w = w - 0.02 * theta[k] * x[k]
+    answered = attacks.labels(theta, np.arange(n), n)
+    assert (answered == answers).all()
+    named = max((np.sign(one) == y).mean() for one in (answered, attacks.scores(theta, answered)))
+    most = 1 / (1 + np.exp(-epsilon))
+    assert named == 1 if knows else named < most + 3 * np.sqrt(most * (1 - most) / n)
+
+
 def test_debiased_theta_has_the_right_mean():
     z = np.linspace(-4, 4, 9)
     for y, epsilon in ((1.0, 0.5), (-1.0, 2.0)):

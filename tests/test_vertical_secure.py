@@ -444,6 +444,20 @@ def test_a_coalition_below_the_threshold_learns_one_sum_and_at_it_everything(gon
     left = q - len(gone)
     for others in ((2, 5, 6),):  # four together: the others' scores one by one
         assert pairwise_leak(q, (1, *others), threshold, gone) == left - 4
+    if not gone:  # without party 1 they can join all seeds, and have nothing to take masks off
+        assert pairwise_leak(q, (2, 3, 5, 6), threshold, gone) == 0
+
+
+@pytest.mark.parametrize("threshold", [2, 3, 4])
+def test_when_all_leave_that_may_one_colluder_less_is_enough(threshold):
+    """A sum over the others who have sent can be a sum over one: t - 1 take theirs off."""
+    q, scores = 5, np.array([[3.0], [-5.0], [7.0], [11.0], [-13.0]])
+    found = aggregate_survivors(scores, threshold, rng(67), gone=range(threshold + 1, q + 1))
+    assert found.total - scores[: threshold - 1].sum(0) == scores[threshold - 1]
+    for leave in range(q - threshold + 1):  # one colluder less has two others at least
+        for gone in combinations(range(2, q + 1), leave):
+            over = aggregate_survivors(scores, threshold, rng(68), gone).over
+            assert len(over) - (threshold - 2) >= 2
 
 
 def test_a_pair_of_trees_is_opened_by_colluders_that_pairs_of_masks_withstand():

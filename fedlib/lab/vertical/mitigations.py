@@ -61,8 +61,9 @@ def randomised_response(y: np.ndarray, epsilon: float, rng: np.random.Generator)
     probability ``e^ε/(1 + e^ε)``, and ``-1`` becomes ``+1`` with ``1/(1 + e^ε)``. The ratio is
     ``e^ε``, the same for the other answer, and all that follows, every ``ϑ`` at every visit, is
     computed from the answer (and from features, which the guarantee does not speak of). Privacy
-    does not wear off with visits. Nobody guesses an unbiased label with success above
-    ``e^ε/(1 + e^ε)``.
+    does not wear off with visits. From a run nobody names a label that is at even odds, *given the
+    columns of all parties and all other labels*, with success above ``e^ε/(1 + e^ε)``. Own columns
+    that say nothing are not enough: scores tell what the others' columns say.
 
     Parameters
     ----------
@@ -148,7 +149,7 @@ def gaussian_delta(mu: float, epsilon: float) -> float:
 
 
 def named_at_most(mu: float) -> float:
-    """Return the most that a secret yes or no at even odds is named rightly: ``Φ(μ/2)``."""
+    """Return how often a yes or no at even odds given all else is named at most: ``Φ(μ/2)``."""
     return float(norm.cdf(mu / 2))
 
 
@@ -306,7 +307,7 @@ def theta_from_gradient(x: np.ndarray, gradient: np.ndarray) -> np.ndarray:
     The observer is the party that gets ``Σ ϑ_i x_i`` for its own rows ``x``, alone, with nothing to
     know besides. If its rows of the batch are independent, so at most as many as its features, the
     values are exact, and :func:`~.attacks.labels` follows. Otherwise the shortest solution is
-    returned: it is a guess, and still better than chance.
+    returned: it is a guess, and still better than chance. Known from J. Tan et al., 2022.
 
     Parameters
     ----------

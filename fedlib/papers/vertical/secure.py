@@ -665,9 +665,12 @@ def aggregate_survivors(
     rules never gives out both for the same party, and that is why there are two kinds of mask: one
     that is only late can be taken for gone, its pairs' masks become known, and its own stays on.
 
-    A coalition of fewer than ``threshold`` parties, with party 1 or without, learns the sum over
-    the others that have sent, and nothing else, if masks drawn from seeds pass for uniform ones;
-    ``threshold`` parties together open everything. The sum comes out while ``threshold`` answer.
+    A coalition of fewer than ``threshold`` parties learns, with party 1, the sum over the others
+    that have sent and nothing else, if masks drawn from seeds pass for uniform ones; without party
+    1 it learns nothing, as what was sent does not reach it. ``threshold`` parties with party 1 open
+    everything. The sum comes out while ``threshold`` answer. It is a sum over *one* for
+    ``threshold - 1`` colluders when all leave that may; up to ``threshold - 2`` always have two
+    others or more in it.
 
     Parameters
     ----------
