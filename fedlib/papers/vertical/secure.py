@@ -532,8 +532,8 @@ def seen_by(transcript: Iterable[Seen], coalition: Iterable[int]) -> list[Seen]:
 PRIME = 2**127 - 1
 """Seeds and shares are whole numbers modulo this prime."""
 
+# A seed's name: (l,) is party l's own, (l, m) with l < m is shared by a pair.
 Name = tuple[int, ...]
-"""A seed's name: ``(l,)`` is party l's own, ``(l, m)`` with ``l < m`` is shared by a pair."""
 
 
 def shares(
