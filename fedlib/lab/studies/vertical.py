@@ -403,10 +403,10 @@ def dominated(method: str, passes: float) -> float:
     return {"sgd": passes, "svrg": passes / 2, "saga": max(passes - 1, passes / 2)}[method]
 
 
-def costs(problem: Problem, seed: int, even: bool) -> np.ndarray:
-    """Return times per number, ``[q]``: an ordinary party's job takes 1, a slow one's more."""
-    party, slow = slow_party(problem.q, seed)
-    return straggler(problem.q, party, 0.0 if even else slow, compute=problem.q / job_of(problem))
+def costs(problem: Problem, seed: int, even: bool, parties: int | None = None) -> np.ndarray:
+    """Return times per number, ``[q]``; an ordinary one of so many parties has jobs of length 1."""
+    (party, slow), many = slow_party(problem.q, seed), parties or problem.q
+    return straggler(problem.q, party, 0.0 if even else slow, compute=many / job_of(problem))
 
 
 def slow_party(q: int, seed: int) -> tuple[int, float]:
@@ -551,7 +551,6 @@ def speedup(job: Job[Scaling]) -> Outcome:
 def scaled(s: Scaling, table: AllRows, seed: int) -> list[dict[str, Any]]:
     """Return the rows of one seed."""
     problem = deal({**s, "parties": 1}, table, seed)[0]
-    unit = s["parties"] / job_of(problem)  # times are in jobs of one of so many parties
     zero = np.zeros(problem.d)
     step = -problem.gradient(zero)  # another start: a long step down from 0
     step /= max(float(np.linalg.norm(step)), FLOOR)
@@ -560,11 +559,10 @@ def scaled(s: Scaling, table: AllRows, seed: int) -> list[dict[str, Any]]:
         r, times = {**s, **run}, {}
         for q in s["parties_grid"]:
             dealt = replace(problem, blocks=split_features(problem.d, q, seed))
-            party, slow = slow_party(q, seed)
             even = q == 1 or r.get("even", False)
             result = simulated(
                 r, dealt, **lengths(r), seed=seed, active=min(s["active"], q), trees=up(r, dealt),
-                compute=straggler(q, party, 0.0 if even else slow, unit), delays=LINKS[r["links"]],
+                compute=costs(dealt, seed, even, s["parties"]), delays=LINKS[r["links"]],
             )  # fmt: skip
             times[q] = time_to(result.rows, best + r["gap"])
         rows += speed_up_rows(run["run"], times, s["passes"])
