@@ -24,6 +24,7 @@ from fedlib.lab.evidence import (
     scale,
     tuning,
 )  # fmt: skip
+from fedlib.lab.evidence.freshness import plain, short_digest
 from fedlib.lab.job import Job
 
 PAPER = "paper"
@@ -103,17 +104,34 @@ def _hours() -> dict[str, Any]:
 
 
 def time_all() -> None:
-    """Time a few rounds of all that claims want, and write ``data/hours.json``."""
-    hours = {}
-    for paper in paths.papers("claims.toml"):
-        rows = claims.judge(paper)
-        for name in dict.fromkeys(name for row in rows for name in wanted(row)):
+    """Time a few rounds of all that claims want, and write ``data/hours.json``.
+
+    What was timed at the settings that are there now stays; so an interrupted call goes on.
+    """
+    kept, hours = _hours(), {}
+    names = {(row["paper"], name) for paper in paths.papers("claims.toml")
+             for row in claims.judge(paper) for name in wanted(row)}  # fmt: skip
+    for paper, name in sorted(names):
+        entry, mark = kept.get(f"{paper}/{name}", {}), settings_mark(paper, name)
+        if entry.get("settings") != mark:
             estimate = timed(paper, name)
-            hours[f"{paper}/{name}"] = {
+            entry = {
                 "seconds": estimate.seconds and round(estimate.seconds), "least": estimate.least,
                 "looks": estimate.looks and round(estimate.looks, 3), "why": estimate.why,
+                "settings": mark,
             }  # fmt: skip
             print(f"{paper}/{name}: {estimate}", flush=True)
+        hours[f"{paper}/{name}"] = entry
+        _write(kept | hours)
+    _write(hours)
+
+
+def settings_mark(paper: str, name: str) -> str:
+    """Return a digest of an experiment's settings at the paper's scale."""
+    return short_digest(plain(catalogue.settings(paper, name, PAPER)))
+
+
+def _write(hours: Mapping[str, Any]) -> None:
     page = json.dumps(hours, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
     files.publish(paths.data_folder() / "hours.json", page.encode())
 
@@ -130,18 +148,19 @@ def timed(paper: str, name: str) -> duration.TimeEstimate:
         used = tuning.apply(s, tuning.tuned_values(records.load(paper, s["tuned"]).frame, s))
     job = Job(used, seeds, "cpu", progress=False)
     try:
-        return duration.expect(duration.Plan(paper, name, PAPER, s, job, None))
+        estimate = duration.expect(duration.Plan(paper, name, PAPER, s, job, None))
     except FedlibError as error:
-        return _by_rows(paper, name, s, str(error).partition(".")[0])
+        estimate = duration.TimeEstimate(None, str(error).partition(".")[0])
+    return estimate if estimate.seconds else _by_rows(paper, name, s) or estimate
 
 
-def _by_rows(paper: str, name: str, s: Mapping[str, Any], why: str) -> duration.TimeEstimate:
+def _by_rows(paper: str, name: str, s: Mapping[str, Any]) -> duration.TimeEstimate | None:
     try:
         m = records.load(paper, name).manifest
     except FedlibError:
-        return duration.TimeEstimate(None, why)
+        return None
     if "rows" not in s:
-        return duration.TimeEstimate(None, why)
+        return None
     share = s["rows"] / m["settings"]["rows"] * s["seeds"] / len(m["seeds"])
     told = f"by its rows, from a record of {m['settings']['rows']}"
     return duration.TimeEstimate(m["wall_seconds"] * share, told, least=True)
