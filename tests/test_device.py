@@ -132,6 +132,7 @@ def test_every_algorithm_of_every_paper_has_a_trial():
     shared = {kind for kind in there if getattr(kind, "trained", None) is Everyone.trained}
     assert {kind.__name__ for kind in shared} == {"Everyone", "Forgetful", "Keeping"}
     there -= shared  # of these a method is made, by adding what is trained
+    there = {kind for kind in there if not inspect.isabstract(kind)}
     assert there == tried and len(there) >= 7
 
 

@@ -18,6 +18,7 @@ None of them moves the point where the mean movement is zero: FedAvg's fixed poi
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
@@ -109,7 +110,7 @@ class FedAvgM(FedAvg):
 
 
 @dataclass(frozen=True)
-class Adaptive(FedAvg):
+class Adaptive(FedAvg, abc.ABC):
     """An adaptive server, FedOpt; a method says how the second moment is kept.
 
     As in the paper, and unlike Adam's, the moments are not corrected for their start, and the
@@ -172,9 +173,9 @@ class Adaptive(FedAvg):
         x = state.x + column(self.server_lr, state.x) * m / (v.sqrt() + self.adaptivity)  # line 8
         return replace(state, x=x, m=m, v=v)
 
+    @abc.abstractmethod
     def second(self, v: Tensor, square: Tensor) -> Tensor:
         """Return the next second moment, given the squared movement."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
