@@ -284,14 +284,15 @@ class Markov(_Sequential):
     Parameters
     ----------
     on
-        Probability off → on in a round.
+        Probability off → on in a round; a number, or one for each client, which then are there for
+        different shares of the time, so that E q is not 1/N.
     off
         Probability on → off in a round.
     cap
         At most this many clients a round, chosen uniformly among those that are on.
     """
 
-    on: float = 0.1
+    on: float | tuple[float, ...] = 0.1
     off: float = 0.1
     cap: int | None = None
 
@@ -299,13 +300,15 @@ class Markov(_Sequential):
         super().__post_init__()
         if self.cap is not None:
             check_whole_number("cap", self.cap)
-        if not (0 < self.on <= 1 and 0 < self.off <= 1):
+        if isinstance(self.on, tuple) and len(self.on) != self.N:
+            raise FedlibError(f"on has {len(self.on)} numbers, and there are {self.N} clients.")
+        if not (0 < np.min(self.on) <= np.max(self.on) <= 1 and 0 < self.off <= 1):
             raise FedlibError(f"on and off must lie in (0, 1]; got {self.on} and {self.off}.")
 
     def start(self, seed: int) -> dict[str, Any]:
         """Draw the stationary start."""
         uniform = stream(seed, "participation start").random(self.N)
-        return {"on": uniform < self.on / (self.on + self.off)}
+        return {"on": uniform < self.on / np.add(self.on, self.off)}
 
     def step(self, state: dict[str, Any], seed: int, t: int) -> Draw:
         """Let those that are on take part, then move every chain."""

@@ -18,7 +18,7 @@ import re
 import subprocess
 import tomllib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -160,28 +160,10 @@ def _claims(page: str) -> dict[str, dict[str, Any]]:
 
 
 def spelled_out(claim: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a claim with one check for each combination of the values that a check's ``each`` has.
-
-    ``each = { data = ["a", "b"], method = ["SGD"] }`` makes two checks; ``{data}`` and ``{method}``
-    in their words stand for the values, ``{data[title]}`` for an entry of a value that is a table.
-    """
+    """Return a claim with one check for each combination of values, see :func:`catalogue.each`."""
     if "check" not in claim:
         return dict(claim)
-    return claim | {"check": [one for check in claim["check"] for one in _each(check)]}
-
-
-def _each(check: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    each = check.get("each", {})
-    for values in itertools.product(*each.values()):
-        names = dict(zip(each, values, strict=True))
-        yield {k: _filled(v, names) for k, v in check.items() if k != "each"}
-
-
-def _filled(value: Any, names: Mapping[str, Any]) -> Any:
-    """Return a value of a check with names filled in, wherever it has words."""
-    if isinstance(value, Mapping):
-        return {k: _filled(v, names) for k, v in value.items()}
-    return value.format(**names) if names and isinstance(value, str) else value
+    return claim | {"check": [one for check in claim["check"] for _, one in catalogue.each(check)]}
 
 
 def _page(home: Path) -> str:

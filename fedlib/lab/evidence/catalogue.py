@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NotRequired, get_args
 
@@ -34,6 +35,7 @@ class Experiment(Page):
 
     where: str
     title: str
+    each: NotRequired[dict[str, list[Any]]]  # values of which every run tries each
     kind: NotRequired[str]
     only: NotRequired[list[Profile]]
     runs: NotRequired[list[dict[str, Any]]]
@@ -68,8 +70,54 @@ def _read(path: Path) -> dict[str, Any]:
         warnings.warn("Pydantic is not installed: pages are read unchecked.", stacklevel=2)
     page = read_toml(path, dict[str, dict[str, Any]])
     conform({k: v for k, v in page.items() if k in _SHARED}, Shared, str(path))
-    conform({k: v for k, v in page.items() if k not in _SHARED}, dict[str, Experiment], str(path))
-    return {"profiles": {}, "common": {}} | page
+    entries = {k: _like(k, page, path) for k in page if k not in _SHARED}
+    conform(entries, dict[str, Experiment], str(path))
+    whole = {k: _whole_runs(entry) for k, entry in entries.items()}
+    return {"profiles": {}, "common": {}} | page | whole
+
+
+def _like(name: str, page: dict[str, Any], path: Path) -> Any:
+    """Return an experiment's table, with all that it has not itself from the one it is ``like``."""
+    entry = page[name]
+    if not isinstance(entry, dict) or (other := entry.get("like")) is None:
+        return entry
+    if other in _SHARED or not isinstance(page.get(other), dict) or "like" in page[other]:
+        raise FedlibError(f"{path}, [{name}]: like = '{other}', which is no experiment that says "
+                          "its settings itself.")  # fmt: skip
+    whole = page[other] | {k: v for k, v in entry.items() if k != "like"}
+    return {k: v for k, v in whole.items() if k != "tuned" or "tunes" not in whole}
+
+
+def _whole_runs(entry: dict[str, Any]) -> dict[str, Any]:
+    """Return an experiment with a run for each combination of values, which are its settings.
+
+    ``{ run = "S = {S}", each = { S = [1, 2] } }`` is two runs, one with S = 1 and one with S = 2.
+    """
+    if "runs" not in entry:
+        return entry
+    common = entry.get("each", {})
+    runs = [run | {"each": run.get("each", {}) | common} for run in entry["runs"]]
+    runs = [filled | names for run in runs for names, filled in each(run)]
+    return {k: v for k, v in entry.items() if k != "each"} | {"runs": runs}
+
+
+def each(entry: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Yield an entry for each combination of the values that its ``each`` has, after these values.
+
+    ``each = { data = ["a", "b"], method = ["SGD"] }`` makes two; ``{data}`` and ``{method}`` in
+    words stand for the values, ``{data[title]}`` for an entry of a value that is a table.
+    """
+    known = entry.get("each", {})
+    for values in itertools.product(*known.values()):
+        names = dict(zip(known, values, strict=True))
+        yield names, {k: _filled(v, names) for k, v in entry.items() if k != "each"}
+
+
+def _filled(value: Any, names: Mapping[str, Any]) -> Any:
+    """Return a value with names filled in, wherever it has words."""
+    if isinstance(value, Mapping):
+        return {k: _filled(v, names) for k, v in value.items()}
+    return value.format(**names) if names and isinstance(value, str) else value
 
 
 def experiment_names(paper: str) -> list[str]:
