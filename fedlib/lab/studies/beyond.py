@@ -10,8 +10,6 @@ from fedlib.lab.job import Job, Outcome, alike
 from fedlib.lab.studies import hierarchy as study
 from fedlib.lab.studies.hierarchy import UNEQUAL
 from fedlib.papers.beyond.algorithm import AmplifiedHierarchicalSGD
-from fedlib.papers.methods import fednova, fedprox, lookahead, mifa, scaffold, server
-from fedlib.population.participation import Independent
 from fedlib.schema import PositiveFloat, PositiveInt
 
 
@@ -42,29 +40,9 @@ def build_algorithm(runs: list[Amplified], seeds: int) -> AmplifiedHierarchicalS
 
 # --- what a device is tried with ------------------------------------------------------------------
 
-SOME = Independent(trials.CLIENTS, 2)
-
 TRIALS: dict[str, trials.Trial] = {
     "AmplifiedHierarchicalSGD": lambda d: (
         AmplifiedHierarchicalSGD(*UNEQUAL, 4, amplify=3.0, interval=2),
         trials.TASKS["mlp"](d),
     ),
-    "FedProx": lambda d: (fedprox.FedProx(SOME, 0.05, 2, 4, mu=0.1), trials.TASKS["mlp"](d)),
-    "SCAFFOLD": lambda d: (scaffold.SCAFFOLD(SOME, 0.05, 2, 4), trials.TASKS["mlp"](d)),
-    "UnevenFedAvg": lambda d: (
-        fednova.UnevenFedAvg(SOME, 0.05, (1, 2, 3, 4), 4), trials.TASKS["softmax"](d),
-    ),
-    "FedNova": lambda d: (fednova.FedNova(SOME, 0.05, (1, 2, 3, 4), 4), trials.TASKS["mlp"](d)),
-    "FedAvgM": lambda d: (server.FedAvgM(SOME, 0.05, 2, 4), trials.TASKS["mlp"](d)),
-    "FedAdagrad": lambda d: (
-        server.FedAdagrad(SOME, 0.05, 2, 4, server_lr=0.1), trials.TASKS["softmax"](d),
-    ),
-    "FedAdam": lambda d: (server.FedAdam(SOME, 0.05, 2, 4, server_lr=0.1), trials.TASKS["mlp"](d)),
-    "FedYogi": lambda d: (
-        server.FedYogi(SOME, 0.05, 2, 4, server_lr=0.1), trials.TASKS["softmax"](d),
-    ),
-    "MIFA": lambda d: (mifa.MIFA(SOME, 0.05, 2, 4), trials.TASKS["mlp"](d)),
-    "Lookahead": lambda d: (
-        lookahead.Lookahead(SOME, 0.05, 2, 4, interval=2), trials.TASKS["mlp"](d),
-    ),
-}  # fmt: skip
+}

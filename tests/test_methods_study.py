@@ -1,0 +1,143 @@
+"""The matrix of methods: its situations, and what its runs spend."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from fedlib import datasets
+from fedlib.errors import FedlibError
+from fedlib.lab.evidence import catalogue
+from fedlib.lab.job import Job
+from fedlib.lab.studies import methods
+from fedlib.papers.fedavg import FedAvg
+
+SMALL = dict(
+    kind="", where="", title="", seeds=2, dataset="digits", model=["softmax", 64, 10], clients=10,
+    cohort=2, local_steps=4, batch_size=4, rounds=6, looks=3, evaluate_on=100, lr=0.1, skew=0.1,
+)  # fmt: skip
+SEEDS = (1, 2)
+
+
+def run(*runs: dict, **more) -> pd.DataFrame:
+    job = Job({**SMALL, **more, "runs": list(runs)}, SEEDS, progress=False)
+    return methods.trying(job).frame
+
+
+def end(frame: pd.DataFrame, name: str, metric: str, split: str = "train") -> np.ndarray:
+    rows = frame.query("run == @name and metric == @metric and split == @split")
+    return rows.groupby("seed")["value"].last().to_numpy()
+
+
+def test_merges_amplified_by_the_mean_count_are_fednova():
+    """Neither knows of the other: one lives on a clock, one has steps by client."""
+    frame = run(
+        dict(run="nova", method="fednova"),
+        dict(run="merges", method="amplified merges", strength=3.0),  # (4 + 2) / 2
+        dict(run="plain", method="uneven"),
+        situation="slow", knob=2.0,
+    )  # fmt: skip
+    assert end(frame, "merges", "loss") == pytest.approx(end(frame, "nova", "loss"), rel=1e-5)
+    assert end(frame, "plain", "loss") != pytest.approx(end(frame, "nova", "loss"), rel=1e-3)
+
+
+def test_who_waits_has_fewer_rounds_in_the_same_time():
+    frame = run(
+        dict(run="few", method="fedavg"), dict(run="waits", method="fedavg", waits=True),
+        dict(run="uneven", method="uneven"), situation="slow", knob=2.0,
+    )  # fmt: skip
+    last = frame.groupby("run")[["round", "clock"]].max()
+    assert last["round"].to_dict() == {"few": 6, "waits": 3, "uneven": 6}
+    assert last["clock"].to_dict() == {"few": 6, "waits": 6, "uneven": 6}
+    steps = {name: end(frame, name, "gradients", "spent")[0] for name in last.index}
+    assert steps == {"few": 6 * 10 * 2, "waits": 3 * 10 * 4, "uneven": 6 * (5 * 4 + 5 * 2)}
+
+
+@pytest.mark.parametrize(
+    ("method", "models", "kept"),
+    [
+        ("fedavg", 2, 1),
+        ("scaffold", 4, 1 + 1 + 10),  # the model, c, and a c_i of each client
+        ("mifa", 2, 1 + 10),
+        ("fedadam", 2, 1 + 2),
+    ],
+)
+def test_what_a_run_has_spent(method, models, kept):
+    frame = run(dict(run="x", method=method, strength=0.1), situation="sampled", knob=0.3)
+    spent = frame[frame["split"] == "spent"].groupby("metric")["value"].unique()
+    assert spent["gradients"] == [6 * 2 * 4] and spent["models"] == [6 * 2 * models]
+    assert spent["kept"] == [kept]
+
+
+def test_clients_of_half_of_the_labels_come_more_rarely():
+    place = methods.SITUATIONS["come and go"]({**SMALL, "knob": 3.0, "cohort": 10}, SEEDS, "cpu")
+    there = (place.process.weights(1, 0, 20_000) > 0).mean(0)
+    # all ten count as there when nobody is, which the product of ten absences says how often
+    nobody = np.prod(np.where(np.arange(10) < 5, 1 - 0.5 / 3, 0.5))
+    expected = np.where(np.arange(10) < 5, 0.5 / 3, 0.5) + nobody
+    assert there == pytest.approx(expected, abs=0.04)
+    labels = place.task.data.y
+    rare = np.concatenate([labels[part] for part in place.task.data.splits[1][:5]])
+    assert np.mean(rare < 5) > 0.9, "a tenth of the samples are from anywhere"
+
+
+def test_some_call_things_by_opposite_labels():
+    place = methods.opposite({**SMALL, "knob": 0.3, "samples": 20}, SEEDS, "cpu")
+    data, whole = datasets.load("digits"), place.task.data
+    n = len(data.train_y) + len(data.test_y)
+    truth = np.concatenate([data.train_y, data.test_y])
+    for seed in SEEDS:
+        for parts in (whole.splits[seed], place.judging[seed]):
+            for client, rows in enumerate(parts):
+                expected = 9 - truth[rows - n] if client < 3 else truth[rows]
+                assert (np.asarray(whole.y)[rows] == expected).all()
+        used = np.concatenate([*whole.splits[seed], *place.judging[seed]]) % n
+        assert len(set(used.tolist())) == len(used), "nobody is judged by what somebody learned"
+
+
+def test_a_global_model_cannot_serve_two_truths_and_clusters_can():
+    frame = run(
+        dict(run="one", method="fedavg"), dict(run="two", method="ifca"),
+        situation="opposite", knob=0.5, samples=100, rounds=40, lr=0.3,
+    )  # fmt: skip
+    assert end(frame, "one", "accuracy", "test").max() < 0.65
+    assert end(frame, "two", "accuracy", "test").min() > 0.8
+
+
+def test_the_last_letters_are_columns():
+    text = np.array([[7, 1, 0, 2, 1], [7, 0, 0, 0, 2]], dtype=np.uint8)
+    seen = methods._seen(text, {"model": ["mlp", 12, 8, 3]})
+    assert seen.shape == (2, 12)
+    assert torch.nonzero(seen[0]).flatten().tolist() == [0 + 1, 3 + 0, 6 + 2, 9 + 1]
+
+
+def own(setup: methods.Setup) -> FedAvg:
+    """Stand for a method that is not in the book."""
+    return FedAvg(*setup.basic)
+
+
+def test_a_method_of_ones_own_is_tried_like_the_others():
+    frame = run(
+        dict(run="own", method=f"{__name__}:own"), dict(run="FedAvg", method="fedavg"),
+        situation="cycles", knob=1.0,
+    )  # fmt: skip
+    assert (end(frame, "own", "loss") == end(frame, "FedAvg", "loss")).all()
+
+
+def test_what_cannot_be_tried_is_said():
+    with pytest.raises(FedlibError, match=r"Unknown method 'fedavgg'.*fedavg"):
+        run(dict(run="x", method="fedavgg"), situation="cycles", knob=1.0)
+    with pytest.raises(FedlibError, match="Unknown situation 'cycle'.*cycles"):
+        run(dict(run="x", method="fedavg"), situation="cycle", knob=1.0)
+    with pytest.raises(FedlibError, match="has no init"):
+        run(dict(run="x", method="builtins:repr"), situation="cycles", knob=1.0)
+
+
+def test_every_method_is_somewhere_in_the_matrix():
+    names = [n for n in catalogue.experiment_names("methods") if not n.startswith("rates-")]
+    runs = {n: catalogue.settings("methods", n, "quick")["runs"] for n in names}
+    assert {run["method"] for some in runs.values() for run in some} == {*methods.METHODS}
+    knobs = [{run["knob"] for run in some} for some in runs.values()]
+    assert [len(values) for values in knobs] == [3] * 8
