@@ -265,9 +265,15 @@ def test_the_same_numbers_count_in_one_claim_only(paper):
 
 @every_claim
 def test_the_runs_of_a_rule_are_those_of_every_profile(paper, claim):
-    """Smoke and the stored records by their rows, the paper's profile by its settings."""
+    """Smoke and the stored records by their rows, the paper's profile by its settings.
+
+    An experiment of a hundred runs has few of them at smoke, and says which.
+    """
     for check in claim["check"]:
         for profile in catalogue.profiles(paper, check["experiment"]):
+            own = catalogue._table(paper)[check["experiment"]].get(profile, {})
+            if profile == "smoke" and "runs" in own:
+                continue
             settings = catalogue.settings(paper, check["experiment"], profile)
             named = {k: v for k, v in check["with"].items() if k != "runs"}
             asked = {claims._named(v, settings) for k, v in named.items()
