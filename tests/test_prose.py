@@ -37,6 +37,8 @@ NOT_MEASURED = {
     "07_beyond beyond-07": ["four times"],
     "HFL-C3 note": ["ten times"],
     "HFL-C6 note": ["four times"],
+    "PERM-C5 note": ["ten times", "ten times"],
+    "PERM-C6 note": ["ten times"],
     "GFA-C4 note": ["ten times", "ten times"],
 }
 """Numbers of the papers, settings, thresholds and arithmetic, by where they stand."""
