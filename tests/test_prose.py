@@ -39,6 +39,8 @@ NOT_MEASURED = {
     "PERM-C5 note": ["ten times", "ten times"],
     "PERM-C6 note": ["ten times"],
     "HFL-C6 note": ["four times"],
+    "PERM-C5 note": ["ten times", "ten times"],
+    "PERM-C6 note": ["ten times"],
     "GFA-C4 note": ["ten times", "ten times"],
 }
 """Numbers of the papers, settings, thresholds and arithmetic, by where they stand."""
