@@ -264,6 +264,7 @@ ON_A_CPU = {  # no data set: a toy, clocks, arithmetic, a small problem
     "tiers": ["latency", "theorem"],
     "vertical": catalogue.experiment_names("vertical"),  # events one by one
     "beyond": [],
+    "methods": [],
 }
 
 

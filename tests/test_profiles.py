@@ -114,6 +114,8 @@ def test_one_round_of_every_experiment_of_every_profile(paper, name, profile, mo
         monkeypatch.setattr(columnwise, "load_columns", columns_stand_in)
         few = functools.partial(minimize, options={"maxiter": 3})
         monkeypatch.setattr(columnwise, "minimize", lambda *a, options, **k: few(*a, **k))
+    if "knob" in settings["runs"][0]:
+        short |= dict(batch_size=2, **({"samples": 10} if "samples" in settings else {}))
     rows = 40 if paper == "tiers" else 400
     if paper in CLOCKED and "minibatches" not in settings:
         rows = 4000
