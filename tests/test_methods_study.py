@@ -9,8 +9,9 @@ import torch
 
 from fedlib import datasets
 from fedlib.errors import FedlibError
-from fedlib.lab.evidence import catalogue
+from fedlib.lab.evidence import catalogue, records, tuning
 from fedlib.lab.job import Job
+from fedlib.lab.show import matrix
 from fedlib.lab.studies import methods
 from fedlib.papers.fedavg import FedAvg
 
@@ -141,3 +142,76 @@ def test_every_method_is_somewhere_in_the_matrix():
     assert {run["method"] for some in runs.values() for run in some} == {*methods.METHODS}
     knobs = [{run["knob"] for run in some} for some in runs.values()]
     assert [len(values) for values in knobs] == [3] * 8
+
+
+# --- the matrix -----------------------------------------------------------------------------------
+
+
+def found(**accuracies: list[float]) -> pd.DataFrame:
+    """Return a cell's table from the accuracies of each method, one a seed."""
+    rows = [dict(situation="slow", knob=2.0, method=name, run=name, each=pd.Series(each),
+                 accuracy=np.mean(each)) for name, each in accuracies.items()]  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def test_a_cell_names_the_best_and_those_that_cannot_be_told_from_it():
+    wave = 0.01 * np.sin(np.arange(10.0))
+    (cell,) = matrix.cells(found(
+        a=0.80 + wave, b=0.77 + wave, c=0.795 + wave, d=0.78 - 8 * wave,
+    )).to_dict("records")  # fmt: skip
+    assert cell["best"] == "a" and cell["second"] == "c" and not cell["sure"]
+    # c is behind in every seed, by half a point; d by two points, and now before, now behind
+    assert cell["level"] == ["c", "d"] and cell["behind"] == pytest.approx(0.005)
+    (cell,) = matrix.cells(found(a=0.80 + wave, b=0.77 + wave)).to_dict("records")
+    assert cell["sure"] and cell["behind"] == pytest.approx(0.03)
+    assert matrix.beside(cell) == "3.0 points before b"
+
+
+def test_more_methods_make_wider_intervals():
+    """A difference that is sure between two is not among twenty, of which the best was picked."""
+    noise = np.random.default_rng(0).normal(0, 0.02, 10)
+    noise -= noise.mean()
+    pair = dict(a=[0.8] * 10, b=list(0.785 + noise))
+    assert matrix.cells(found(**pair))["sure"].item()
+    many = {f"m{n}": [0.5] * 10 for n in range(20)}
+    assert not matrix.cells(found(**pair, **many))["sure"].item()
+
+
+def test_a_method_stands_for_its_settings_by_the_one_that_tuning_chose():
+    frame = matrix.table(lambda name: records.load("methods", name, "smoke"))
+    assert frame["situation"].nunique() == 8 and len(matrix.cells(frame)) == 8
+    both = {"FedAdam, η = 0.1 at 0.3", "FedYogi, η = 0.1 at 0.3"}
+    adaptive = frame.query("situation == 'sampled' and method == 'adaptive server'")
+    losses = tuning.table(records.load("methods", "rates-sampled", "smoke").frame)
+    losses = losses.set_index("method")["loss"][sorted(both)]
+    assert adaptive["run"].item() == losses.idxmin()
+    names = {"FedProx, few steps, μ = 0.1 at 2.0": ("FedProx, few steps", 0.1),
+             "FedAvg, waits at 2.0": ("FedAvg, waits", None)}  # fmt: skip
+    for run, (name, strength) in names.items():
+        assert matrix.label(dict(run=run) | ({"strength": strength} if strength else {})) == name
+
+
+def test_a_method_of_ones_own_gets_a_row(tmp_path):
+    said: list[str] = []
+    more = dict(out=tmp_path, names=["slow", "writers"], say=said.append)
+    frame = matrix.enter(f"{__name__}:own", "smoke", **more)
+    assert said[0].startswith("slow, 2 times slower: ") and "of 5; " in said[0] and len(said) == 2
+    mine = frame.query("method == 'own' and situation == 'writers'")["each"].item()
+    fedavg = frame.query("method == 'FedAvg' and situation == 'writers'")["each"].item()
+    assert (mine == fedavg).all(), "it is FedAvg, tuned the same way"
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.json")}
+    again = matrix.enter(f"{__name__}:own", "smoke", **more)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.json")} == before
+    assert again["accuracy"].equals(frame["accuracy"])
+
+
+def test_a_method_that_is_none_is_refused_before_anything_runs(tmp_path):
+    for name, words in (
+        ("own", "'package.module:function'"), ("nowhere:own", "cannot be found"),
+        (f"{__name__}:nothing", "cannot be found"),
+    ):  # fmt: skip
+        with pytest.raises(FedlibError, match=words):
+            matrix.enter(name, "smoke", out=tmp_path)
+    with pytest.raises(FedlibError, match="no situation 'slo'.*slow"):
+        matrix.enter(f"{__name__}:own", "smoke", out=tmp_path, names=["slo"])
+    assert not list(tmp_path.iterdir())

@@ -1,4 +1,4 @@
-"""The command line: list, run, join, claims, stale, check, bench, gpu, batch, data, and papers'."""
+"""The command line: list, run, join, claims, matrix, stale, check, bench, gpu, batch, data, …"""
 
 from __future__ import annotations
 
@@ -247,6 +247,32 @@ def records_(
         return
     torch.set_num_threads(cores)
     queue.work(hours, typer.echo, sys.stderr.isatty())
+
+
+@app.command()
+def matrix(
+    method: Annotated[str, typer.Argument(help="MODULE:FUNCTION; the function makes it.")],
+    profile: Annotated[str, typer.Option(help="smoke, quick or paper.")] = "quick",
+    strength: Annotated[
+        list[float] | None, typer.Option(help="A value of its own setting; several times.")
+    ] = None,
+    situation: Annotated[
+        list[str] | None, typer.Option(help="Only this one; several times. Default: all.")
+    ] = None,
+    seeds: Annotated[int | None, typer.Option(help="How many. Default: the profile's.")] = None,
+    out: Annotated[Path, _place("Folder for its records.")] = Path("matrix"),
+) -> None:
+    """Put a method of your own into the matrix: tuned, run, and compared with the book's.
+
+    Interrupted, it goes on when started again.
+    """
+    from fedlib.lab.show.matrix import enter
+
+    sys.path.insert(0, "")  # a module in the folder where one is
+    enter(
+        method, profile, strengths=strength or (), out=out, names=situation, seeds=seeds,
+        say=typer.echo,
+    )  # fmt: skip
 
 
 @app.command()

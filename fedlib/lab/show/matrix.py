@@ -1,0 +1,270 @@
+"""Which method, when: the records of the matrix as one table, one picture, and a row of one's own.
+
+A cell is a situation at one value of its knob. In it a method stands for all its settings by the
+one whose training loss was lowest on the tuning seeds; the two adaptive servers, which differ in
+how fast they forget, count as one method.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from fedlib.errors import FedlibError
+from fedlib.lab.evidence import catalogue, experiments, measures, records, tuning
+from fedlib.lab.evidence.records import Record
+from fedlib.lab.job import study
+from fedlib.lab.show import plotting
+
+PAPER = "methods"
+TUNING = "rates-"  # before the name of a situation: the experiment that tunes it
+LATE = {"cycles": 0.5, "come-and-go": 0.2}  # share of the run at whose end it is judged; else 0.1
+KNOBS = {
+    "everybody": "samples from anywhere",
+    "sampled": "samples from anywhere",
+    "cycles": "rounds of a window",
+    "come-and-go": "times more rarely",
+    "slow": "times slower",
+    "opposite": "share with opposite labels",
+    "writers": "writers a round",
+    "plays": "roles a round",
+}
+"""What the knob of each situation is."""
+
+SMALLEST = 0.01  # accuracy: below it a difference is no reason to choose
+LEVEL = 0.05  # of a false alarm in a cell, all pairs of methods together
+GRADE = {"FedAdam": "adaptive server", "FedYogi": "adaptive server"}
+
+
+def situations() -> list[str]:
+    """Return the situations, in their order."""
+    return [n for n in catalogue.experiment_names(PAPER) if not n.startswith(TUNING)]
+
+
+def label(run: Mapping[str, Any]) -> str:
+    """Return the method that a run is of: its name without the values of knob and strength."""
+    name = run["run"].rpartition(" at ")[0]
+    name = name.rpartition(", ")[0] if "strength" in run else name
+    first, *rest = name.split(", ")
+    return ", ".join([GRADE.get(first, first), *rest])
+
+
+def table(load: Callable[[str], Record], names: Sequence[str] | None = None) -> pd.DataFrame:
+    """Return how every method ends in every cell for which there are records.
+
+    Parameters
+    ----------
+    load
+        Returns the record of an experiment, by its name.
+    names
+        Situations; default is all.
+
+    Returns
+    -------
+    pandas.DataFrame
+        A row a cell and method: ``situation``, ``knob``, ``method``; ``run``, which setting stands
+        for it; ``each``, its test accuracy at the end by seed; ``accuracy``, their mean.
+    """
+    rows = []
+    for name in names or situations():
+        try:
+            tuned, record = load(TUNING + name), load(name)
+        except records.MissingRecord:
+            continue
+        losses = tuning.table(tuned.frame).set_index("method")["loss"]
+        runs = pd.DataFrame(record.manifest["settings"]["runs"])
+        runs["method"] = [label(run.dropna().to_dict()) for _, run in runs.iterrows()]
+        runs["loss"] = losses.reindex(runs["run"]).to_numpy()
+        best = runs.loc[runs.groupby(["knob", "method"], sort=False)["loss"].idxmin()]
+        for _, run in best.iterrows():
+            each = measures.last(record, run["run"], "accuracy", "test", LATE.get(name, 0.1))
+            rows.append(dict(situation=name, **run[["knob", "method", "run"]], each=each,
+                             accuracy=each.mean()))  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def cells(found: pd.DataFrame) -> pd.DataFrame:
+    """Return what each cell says: who is best, and who is not told from it.
+
+    Differences are paired by seed; their t-intervals hold for all pairs of a cell together.
+
+    Returns
+    -------
+    pandas.DataFrame
+        A row a cell: ``situation``, ``knob``; ``best``, the method with the highest mean;
+        ``second``; ``behind``, by how much, in accuracy; ``level``, the methods whose difference
+        from the best may be zero, or is below one point; ``sure``, whether there are none.
+    """
+    rows = []
+    for (name, knob), cell in found.groupby(["situation", "knob"], sort=False):
+        cell = cell.sort_values("accuracy", ascending=False)
+        best, pairs = cell.iloc[0], len(cell) * (len(cell) - 1) / 2
+        level = []
+        for _, other in cell.iloc[1:].iterrows():
+            gap = (best["each"] - other["each"]).dropna()
+            error = gap.std() / np.sqrt(len(gap))
+            low = gap.mean() - stats.t.ppf(1 - LEVEL / 2 / pairs, len(gap) - 1) * error
+            if not (low > 0 and gap.mean() >= SMALLEST):
+                level.append(other["method"])
+        rows.append(dict(
+            situation=name, knob=knob, best=best["method"], accuracy=best["accuracy"],
+            second=cell.iloc[1]["method"], behind=best["accuracy"] - cell.iloc[1]["accuracy"],
+            level=level, sure=not level,
+        ))  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def draw(said: pd.DataFrame) -> None:
+    """Draw the matrix: the best method of each cell, how far the second is, white where open.
+
+    Parameters
+    ----------
+    said
+        What :func:`cells` returns.
+    """
+    names = list(dict.fromkeys(said["situation"]))
+    colors = dict(zip(dict.fromkeys(said["best"]), itertools.cycle(plotting.PALETTE), strict=False))
+    ax = plt.subplots(figsize=(9.6, 0.9 * len(names) + 0.4))[1]
+    for i, name in enumerate(names):
+        ax.text(-0.03, i + 0.5, f"{name}\n", ha="right", va="center", weight="bold")
+        ax.text(-0.03, i + 0.5, f"\n{KNOBS[name]}", ha="right", va="center", size="small")
+        for j, (_, cell) in enumerate(said[said["situation"] == name].iterrows()):
+            shade = colors[cell["best"]] if cell["sure"] else "none"
+            box = plt.Rectangle((j, i), 1, 1, fc=shade, alpha=0.25, lw=0)
+            ax.add_patch(box)
+            ax.add_patch(plt.Rectangle((j, i), 1, 1, fc="none", ec="0.6", lw=0.8))
+            ax.text(j + 0.02, i + 0.08, f"{cell['knob']:g}", size="x-small", va="top")
+            ax.text(j + 0.5, i + 0.42, cell["best"], ha="center", va="center", weight="bold")
+            ax.text(j + 0.5, i + 0.75, beside(cell), ha="center", va="center", size="small")
+    ax.set(xlim=(0, 3), ylim=(len(names), 0), xticks=[], yticks=[])
+    ax.spines[:].set_visible(False)
+
+
+def beside(cell: Mapping[str, Any]) -> str:
+    """Return in words who comes next, and whether that can be told from the best."""
+    if cell["sure"]:
+        return f"{100 * cell['behind']:.1f} points before {cell['second']}"
+    first, *more = cell["level"]
+    return f"not told from {first}" + f" and {len(more)} more" * bool(more)
+
+
+def own_runs(method: str, name: str, profile: str, strengths: Sequence[float]) -> list[dict]:
+    """Return the runs of a method of one's own in a situation: its knobs, and each strength."""
+    short = method.rpartition(":")[2]
+    knobs = dict.fromkeys(r["knob"] for r in catalogue.settings(PAPER, name, profile)["runs"])
+    runs = []
+    for knob, strength in itertools.product(knobs, strengths or [None]):
+        words = "" if strength is None else f", strength = {strength:g}"
+        more = {} if strength is None else {"strength": strength}
+        runs.append(dict(run=f"{short}{words} at {knob}", method=method, knob=knob, **more))
+    return runs
+
+
+def enter(
+    method: str,
+    profile: str = "quick",
+    *,
+    strengths: Sequence[float] = (),
+    out: str | Path = "matrix",
+    names: Sequence[str] | None = None,
+    seeds: int | None = None,
+    say: Callable[[str], None] = print,
+) -> pd.DataFrame:
+    """Tune and run a method of one's own in every situation, and compare it with the book's.
+
+    Interrupted, it goes on when called again.
+
+    Parameters
+    ----------
+    method
+        ``"package.module:function"``, a function of a :class:`~fedlib.lab.studies.methods.Setup`
+        that returns an algorithm.
+    profile
+        The size; the book's own records are there for ``"quick"``.
+    strengths
+        Values of the method's own setting, ``setup.strength``, of which tuning chooses one.
+    out
+        Folder in which it gets a folder of its own, for its records.
+    names
+        Situations; default is all.
+    seeds
+        How many, default is the profile's.
+    say
+        Is given a line for each cell.
+
+    Returns
+    -------
+    pandas.DataFrame
+        As :func:`table`, with the book's methods and one's own.
+
+    Raises
+    ------
+    FedlibError
+        For a method that cannot be imported or is no algorithm, an unknown profile or situation.
+    """
+    every = situations()
+    if unknown := [name for name in names or [] if name not in every]:
+        raise FedlibError(f"There is no situation '{unknown[0]}'. There are: {', '.join(every)}.")
+    if ":" not in method:
+        raise FedlibError(f"A method is 'package.module:function'; got '{method}'.")
+    study(method)  # is it there?
+    home, tables = Path(out) / method.rpartition(":")[2], []
+    for name in names or every:
+        runs = own_runs(method, name, profile, strengths)
+        for experiment, more in ((TUNING + name, {}), (name, {"lr": "tuned"})):
+            changes = {"runs": [run | more for run in runs]}
+            if not _there(experiment, profile, seeds, home, changes):
+                experiments.run(PAPER, experiment, profile, seeds=seeds, out=home, changes=changes)
+        own = table(lambda n: records.load(PAPER, n, profile, home), [name])
+        book = table(lambda n: records.load(PAPER, n, profile), [name])
+        tables += [both := pd.concat([book, own], ignore_index=True)]
+        for line in _lines(both, own["method"].iloc[0]):
+            say(line)
+    return pd.concat(tables, ignore_index=True)
+
+
+def _there(name: str, profile: str, seeds: int | None, home: Path, changes: dict) -> bool:
+    """Say whether a folder holds the record of these settings and seeds already."""
+    asked = catalogue.change(catalogue.settings(PAPER, name, profile), changes)
+    try:
+        manifest = records.load(PAPER, name, profile, home).manifest
+    except records.MissingRecord:
+        return False
+    wanted = list(experiments.choose_seeds(asked, seeds))
+    return manifest["settings"] == asked and manifest["seeds"] == wanted
+
+
+def _lines(both: pd.DataFrame, mine: str) -> list[str]:
+    """Return a line for each cell of a situation: where one's own method stands."""
+    lines = []
+    for (name, knob), cell in both.groupby(["situation", "knob"], sort=False):
+        order = cell.sort_values("accuracy", ascending=False).reset_index()
+        place = int(order.index[order["method"] == mine][0]) + 1
+        top = order[order["method"] != mine].iloc[:1]
+        rest = "".join(f"; {t.method} {100 * t.accuracy:.1f}" for t in top.itertuples())
+        own = 100 * order["accuracy"][place - 1]
+        lines.append(f"{name}, {knob:g} {KNOBS[name]}: {own:.1f}, place {place} of {len(order)}"
+                     f"{rest}")  # fmt: skip
+    return lines
+
+
+def spent(record: Record) -> pd.DataFrame:
+    """Return what each method of a record has spent: gradients, models sent and models kept.
+
+    Returns
+    -------
+    pandas.DataFrame
+        A row a method, means over its runs and seeds.
+    """
+    frame = record.frame[record.frame["split"] == "spent"]
+    of = {run["run"]: label(run) for run in record.manifest["settings"]["runs"]}
+    mean = frame.groupby([frame["run"].map(of), "metric"], sort=False)["value"].mean()
+    return mean.unstack("metric")[["gradients", "models", "kept"]]
+
