@@ -256,7 +256,8 @@ def test_groups_that_are_away_make_no_step_and_the_others_share_the_weight(merge
     assert_allclose([one.x.item() for one in found], expected, atol=1e-12)
     everybody = by_hand([(0, 1)] * 7, merge)
     assert abs(expected - everybody).max() > 0.1
-    line, whole = (one.timelines((0,))[0] for one in (amplified, replace(amplified, availability=None)))
+    both = (amplified, replace(amplified, availability=None))
+    line, whole = (one.timelines((0,))[0] for one in both)
     assert (line.end == whole.end).all() and (line.counts == 0).any()
     assert found[-1].cursor.tolist() == [np.repeat(line.counts[:7].sum(0), (1, 2)).tolist()]
 

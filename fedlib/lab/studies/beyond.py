@@ -15,7 +15,6 @@ from fedlib.papers.methods import fednova, fedprox, lookahead, mifa, scaffold, s
 from fedlib.population.participation import PROCESSES, Cyclic, Independent
 from fedlib.schema import PositiveFloat, PositiveInt
 
-
 AVAILABILITY = ("full", "cyclic", "markov")  # those of PROCESSES that ask for nothing
 
 

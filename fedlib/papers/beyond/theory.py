@@ -81,8 +81,9 @@ def best_factor(slow: float, fast: float, interval: int = 1) -> tuple[float, flo
     check_between("slow", slow, 0)
     check_between("fast", fast, slow, 1 + 1e-12)
     check_positive("slow", slow)
-    low, high = _taken([slow, fast], interval)
-    return float(2 / (low + high)), float(((high - low) / (high + low)) ** (1 / interval))
+    check_whole_number("interval", interval)
+    low, high = (1 - fast) ** interval, (1 - slow) ** interval  # what is left, 1 - s
+    return 2 / (2 - low - high), ((high - low) / (2 - low - high)) ** (1 / interval)
 
 
 def cycle(m: Any, ends: Any, amplify: float = 1.0, every: bool = False) -> tuple[Any, Any]:
