@@ -279,8 +279,8 @@ def test_availability_is_of_groups():
 def test_a_study_s_groups_come_and_go_as_it_says():
     assert build_algorithm([run_of(availability="cyclic")], 1).availability == Cyclic(2)
     assert build_algorithm([run_of()], 1).availability is None
-    with pytest.raises(FedlibError, match=r"availability 'cylic'.*cyclic"):
-        build_algorithm([run_of(availability="cylic")], 1)
+    with pytest.raises(FedlibError, match=r"availability 'cycles'.*cyclic"):
+        build_algorithm([run_of(availability="cycles")], 1)
 
 
 def test_phases_are_the_runs_alone_at_each_rate_and_ratio():
