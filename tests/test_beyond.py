@@ -21,7 +21,7 @@ from fedlib.papers.beyond import AmplifiedHierarchicalSGD
 from fedlib.papers.hierarchy import HierarchicalSGD
 from fedlib.papers.participation import GeneralizedFedAvg
 from fedlib.population.delays import Deterministic, ShiftedExponential
-from fedlib.population.participation import Full
+from fedlib.population.participation import Cyclic, Full, Trace
 from fedlib.schema import conform
 
 ONE, QUICK = Deterministic(1.0), ShiftedExponential(0.5, 0.5)
@@ -35,8 +35,8 @@ def task_of(clients=6):
     return Task(models.mlp(5, 4, 3), FederatedDataset.build(torch.from_numpy(x), y, parts))
 
 
-def states(algorithm, task, rounds, seeds=(3,)):
-    state, found = algorithm.init(task, seeds), []
+def states(algorithm, task, rounds, seeds=(3,), x=None):
+    state, found = algorithm.init(task, seeds, x), []
     for _ in range(rounds):
         state, _ = algorithm.round(state, task)
         found.append(state)
@@ -207,3 +207,91 @@ def test_settings_of_a_study_out_of_range_are_named(wrong):
     conform(right | dict(amplify=2.0, interval=3), study.Amplified, "here")
     with pytest.raises(FedlibError, match=next(iter(wrong))):
         conform(right | wrong, study.Amplified, "here")
+
+
+# --- groups that come and go ----------------------------------------------------------------------
+
+LEVELS, CENTRES = np.array([0.5, 1.0, 2.0]), np.array([-1.0, 0.5, 4.0])
+
+
+def bowls(levels=LEVELS, centres=CENTRES):
+    """Client n has the loss a_n/2 (x - z_n)²: one sample, u x should be u z with u² = a."""
+    u = np.sqrt(levels)
+    data = FederatedDataset.build(u[:, None], u * centres, [[n] for n in range(len(u))])
+    return Task(models.linear(1), data, "half_square")
+
+
+def by_hand(there, merge, lr=0.2, eta=3.0, P=2, counts=(4, 2), x=0.0):
+    """Two groups, the first of one client and the second of two, step by step."""
+    sizes, u, path = (1, 2), 0.0, []
+    groups = ([0], [1, 2])
+    for t, here in enumerate(there):
+        total = sum(sizes[i] for i in here)
+        mean = sum(sizes[i] / total * counts[i] for i in here)
+        d = 0.0
+        for i in here:
+            y = x
+            for _ in range(counts[i]):
+                y -= lr * sum(LEVELS[n] * (y - CENTRES[n]) for n in groups[i]) / sizes[i]
+            factor = {"plain": 1, "normalised": 1 / counts[i], "nova": mean / counts[i]}[merge]
+            d += sizes[i] / total * factor * (y - x)
+        x, u = x + d, u + d
+        if (t + 1) % P == 0:
+            x, u = x + (eta - 1) * u, 0.0
+        path.append(x)
+    return np.array(path)
+
+
+@pytest.mark.parametrize("merge", ["plain", "normalised", "nova"])
+@pytest.mark.parametrize("process", [Cyclic(2), Trace([[0.5, 0.5], [0, 1], [1, 0]])])
+def test_groups_that_are_away_make_no_step_and_the_others_share_the_weight(merge, process):
+    there = [np.flatnonzero(process.weights(0, t, t + 1)[0]) for t in range(7)]
+    amplified = AmplifiedHierarchicalSGD(
+        (1, 2), 0.2, 3.5, 40.0, (ONE, Deterministic(2.0)), ONE, None, merge,
+        amplify=3.0, interval=2, availability=process,
+    )  # fmt: skip
+    task = bowls()
+    found = states(amplified, task, 7, x=torch.zeros((1, 1), dtype=torch.float64))
+    expected = by_hand(there, merge)
+    assert_allclose([one.x.item() for one in found], expected, atol=1e-12)
+    everybody = by_hand([(0, 1)] * 7, merge)
+    assert abs(expected - everybody).max() > 0.1
+    both = (amplified, replace(amplified, availability=None))
+    line, whole = (one.timelines((0,))[0] for one in both)
+    assert (line.end == whole.end).all() and (line.counts == 0).any()
+    assert found[-1].cursor.tolist() == [np.repeat(line.counts[:7].sum(0), (1, 2)).tolist()]
+
+
+def test_with_everybody_at_each_merge_availability_changes_nothing():
+    settings = ((2, 4), 0.3, 4.0, 40.0, QUICK, SERVER, 2)
+    task = task_of()
+    for merge in ("plain", "nova", "normalised"):
+        a = AmplifiedHierarchicalSGD(*settings, merge, amplify=2.0)
+        b = replace(a, availability=Full(2))
+        assert_allclose(states(a, task, 3)[-1].x, states(b, task, 3)[-1].x, atol=1e-14)
+
+
+def test_availability_is_of_groups():
+    with pytest.raises(FedlibError, match="6 groups, and there are 2"):
+        AmplifiedHierarchicalSGD((2, 4), 0.2, 6.0, 60.0, QUICK, SERVER, availability=Cyclic(6))
+
+
+def test_a_study_s_groups_come_and_go_as_it_says():
+    assert build_algorithm([run_of(availability="cyclic")], 1).availability == Cyclic(2)
+    assert build_algorithm([run_of()], 1).availability is None
+    with pytest.raises(FedlibError, match=r"availability 'cycles'.*cyclic"):
+        build_algorithm([run_of(availability="cycles")], 1)
+
+
+def test_phases_are_the_runs_alone_at_each_rate_and_ratio():
+    base = run_of(dataset="digits", split="labels", model=["softmax", 64, 10])
+    both = dict(runs=[dict(run="nova", merge="nova"), dict(run="η", amplify=2.0)])
+    s = base | both | dict(rates=[0.1, 0.2], ratios=[1.0, 4.0], shifts=[9.0, 2.0], time=20.0)
+    frame = study.phases(Job(s, (3,), progress=False)).frame
+    assert len(frame.groupby(["method", "at", "ratio"])) == 8
+    alone = run_of(dataset="digits", split="labels", model=["softmax", 64, 10])
+    alone |= dict(shifts=[0.5, 2.0], time=20.0, lr=0.2, amplify=2.0, runs=[dict(run="η")])
+    one = study.training(Job(alone, (3,), progress=False)).frame
+    same = frame[(frame["method"] == "η") & (frame["at"] == 0.2) & (frame["ratio"] == 4.0)]
+    assert (same["run"] == "η @ 0.2, 4").all()
+    assert_allclose(same["value"], one["value"], atol=1e-6)

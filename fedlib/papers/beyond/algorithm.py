@@ -3,7 +3,8 @@
 The merge is that of Ali and Arafa (:mod:`fedlib.papers.hierarchy.algorithm`): a group's movement
 counts ``w_i / t_i``, so a round moves the model by one mean step, however long the groups iterated.
 The amplification is that of Wang and Ji (:mod:`fedlib.papers.participation.algorithm`): once in an
-interval the movement since its beginning counts ``η`` times. Neither paper has both.
+interval the movement since its beginning counts ``η`` times. Neither paper has both. Groups may
+also come and go between the merges, as clients do there.
 """
 
 from __future__ import annotations
@@ -19,9 +20,12 @@ from torch import Tensor
 from fedlib.engine.draws import draw_one
 from fedlib.engine.sweeps import column
 from fedlib.engine.tasks import Task
+from fedlib.errors import FedlibError
 from fedlib.papers.fedavg import check_settings
 from fedlib.papers.hierarchy import algorithm
 from fedlib.papers.hierarchy.algorithm import Drawn, HierarchicalSGD
+from fedlib.papers.hierarchy.clock import Timeline
+from fedlib.population.participation import Participation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,21 +59,49 @@ class AmplifiedHierarchicalSGD(HierarchicalSGD):
         Amplification factor η > 0; a number, or one a run.
     interval
         Amplification interval P, in rounds. A run that ends within an interval ends unamplified.
+    availability
+        Which groups are there in which round, a process over groups; None has all of them in all.
+        A group that is away makes no iteration, and those who are there share the weight by their
+        sizes. The clock goes on as if all were there: the server waits as long as ever.
     """
 
     amplify: float | tuple[float, ...] = 1.0
     interval: int = 1
+    availability: Participation | None = None
 
     per_run: ClassVar = (*HierarchicalSGD.per_run, "amplify")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_settings(self, ("amplify",), ("interval",))
+        if self.availability and self.availability.N != len(self.groups):
+            raise FedlibError(
+                f"availability is about {self.availability.N} groups, and there are "
+                f"{len(self.groups)}. Its N is the number of groups, not of clients."
+            )
 
     def init(self, task: Task, seeds: Sequence[int], x: Tensor | None = None) -> State:
         """Return the state at time 0, from fresh models or from given ``x[R, P]``."""
         state = super().init(task, seeds, x)
         return State(**vars(state), u=torch.zeros_like(state.x))
+
+    def timelines(self, seeds: Sequence[int]) -> list[Timeline]:
+        """Return what the clock decides, for each run; who is away has the count 0."""
+        lines, process = super().timelines(seeds), self.availability
+        if process is None:
+            return lines
+        there = [process.weights(s, 0, len(o.end)) > 0 for s, o in zip(seeds, lines, strict=True)]
+        return [replace(o, counts=o.counts * t) for o, t in zip(lines, there, strict=True)]
+
+    def weights(self, counts: np.ndarray, noted: np.ndarray) -> np.ndarray:
+        """Return what each group's movement counts in the merge, ``[R, G]``."""
+        q = super().weights(counts, noted)
+        if self.availability is None:
+            return q
+        w = np.array(self.groups) / sum(self.groups)
+        here = (w * (counts > 0)).sum(1, keepdims=True)
+        here = here**2 if self.merge == "nova" else here  # its factor is a mean over them as well
+        return np.divide(q, here, out=np.zeros_like(q), where=here > 0)
 
     def round(  # type: ignore[override]  # its state is of its own kind
         self, state: State, task: Task, drawn: Drawn[Tensor] | None = None
