@@ -62,7 +62,8 @@ def prose():
         for claim in tomllib.loads(page.read_text("utf-8"))["claim"]:
             yield f"{claim['id']} note", claim.get("note", "")
     for page in sorted(build.ROOT.glob("data/papers/*/findings.toml")):
-        for number, entry in enumerate(tomllib.loads(page.read_text("utf-8"))["finding"], 1):
+        told = tomllib.loads(page.read_text("utf-8"))
+        for number, entry in enumerate([told["brief"], *told["finding"]]):
             for part in (entry, entry.get("beside", {})):
                 for outcome in outcomes.OUTCOMES:
                     yield f"{page.parent.name} finding {number} {outcome}", part.get(outcome, "")

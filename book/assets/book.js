@@ -7,3 +7,28 @@ addEventListener("beforeprint", () => {
 addEventListener("afterprint", () => {
   for (const part of folded) part.open = false;
 });
+
+// Claims are chosen by their fields. An address chooses, too: #only-contradicted is a choice's name.
+for (const form of document.querySelectorAll("form.claims-filter")) {
+  const claims = [...document.querySelectorAll(".claims-list tbody tr")];
+  const show = () => {
+    const asked = [...form.querySelectorAll("select")].map((field) => field.value).filter(Boolean);
+    for (const claim of claims) {
+      claim.hidden = !asked.every((mark) => claim.classList.contains(mark));
+    }
+    const shown = claims.filter((claim) => !claim.hidden).length;
+    form.querySelector("output").value = `${shown} of ${claims.length} claims`;
+  };
+  const follow = () => {
+    const choice = document.getElementById(location.hash.slice(1));
+    if (choice instanceof HTMLOptionElement) {
+      form.reset();
+      choice.selected = true;
+      form.scrollIntoView();
+    }
+    show();
+  };
+  form.addEventListener("change", show);
+  addEventListener("hashchange", follow);
+  follow();
+}
