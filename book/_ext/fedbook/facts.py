@@ -254,7 +254,8 @@ class ClaimsTable(Facts):
         """Return where the finding comes from: records, what matters and why, how old the rule."""
         lines = row["origins"] or [f"no record of: {row['record']}"]
         if row["smallest"]:
-            named = ", ".join(f"{value:g} in {name}" for name, value in row["smallest"].items())
+            named = ", ".join(f"{value:g} in {name.replace('log ', 'the logarithm of ')}"
+                              for name, value in row["smallest"].items())  # fmt: skip
             lines = [*lines, f"smallest difference that matters: {named}. {row['because']}"]
         if row["profile"]:
             age = ages.age_in_words(row["ages"]) if row["ages"]["first_look"] else ""
