@@ -32,3 +32,17 @@ for (const form of document.querySelectorAll("form.claims-filter")) {
   addEventListener("hashchange", follow);
   follow();
 }
+
+// A link to a place that is folded away, or to a folded section, opens it.
+function unfold() {
+  const place = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+  const folded = place?.closest("section")?.querySelector(":scope > details.folded:not([open])");
+  const around = [];
+  for (let part = folded ?? place; part; part = part.parentElement) {
+    if (part.matches("details:not([open])")) around.push(part);
+  }
+  for (const part of around) part.open = true;
+  if (around.length) place.scrollIntoView();
+}
+addEventListener("hashchange", unfold);
+if (location.hash) unfold();
