@@ -29,7 +29,7 @@ NOT_MEASURED = {
     "05_tiers tiers-rep-how": ["0.02"],
     "05_tiers tiers-rep-breakeven": ["2"],
     "06_vertical vert-rep-data": ["50"],
-    "06_vertical vert-rep-fig3": ["50", "0.4", "1.5"],
+    "06_vertical vert-rep-fig3": ["50"],
     "06_vertical vert-rep-speed-lesson": ["0.001", "0.05", "0.001", "eight times"],
     "06_vertical vert-rep-speed-say": ["0.2", "3"],
     "06_vertical vert-rep-table-lesson": ["0.01"],
