@@ -109,12 +109,11 @@ class ClaimsFilter(Facts):
         for field in rows[0]:
             count = Counter(row[field] for row in rows)
             options = f'<option value="">all ({len(rows)})</option>'
-            for value in [v for v in outcomes.FINDINGS if v in count] + [*count]:
-                if number := count.pop(value, 0):
-                    mark = nodes.make_id(f"{field} {value}")
-                    short = value if field in ("finding", "scale") else mark
-                    place = self.noted(nodes.make_id(f"only {short}"))
-                    options += f'<option id="{place}" value="{mark}">{value} ({number})</option>'
+            for value in outcomes.FINDINGS if field == "finding" else count:
+                mark = nodes.make_id(f"{field} {value}")
+                short = value if field in ("finding", "scale") else mark
+                place = self.noted(nodes.make_id(f"only {short}"))
+                options += f'<option id="{place}" value="{mark}">{value} ({count[value]})</option>'
             choices.append(f"<label>{field} <select>{options}</select></label>")
         form = f'<form class="claims-filter">{"".join(choices)}<output></output></form>'
         return [nodes.raw("", form, format="html")]

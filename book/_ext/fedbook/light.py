@@ -139,6 +139,6 @@ def few_icons(sheet: Path, named: Iterable[str], styles: Iterable[str]) -> str:
             f"@font-face{{font-family:{family};font-weight:{weight};"
             f"src:url(data:font/woff;base64,{data})}}",
             f":root{{--fa-font-{kind}:normal {weight} 1em/1 {family}}}",
-            f".fa-{kind}{{font:var(--fa-font-{kind});display:inline-block}}",
+            f".fa-{kind},.fa{kind[0]}{{font:var(--fa-font-{kind});display:inline-block}}",
         ]
     return "\n".join([*rules, ".fa-lg{font-size:1.25em;line-height:.05em;vertical-align:-.075em}"])
