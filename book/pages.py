@@ -12,7 +12,7 @@ import functools
 import math
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,6 +38,7 @@ def fill(tree: Path) -> None:
         full = re.sub(r"<!-- generated: (\S+) -->", lambda comment: _written(comment[1]), text)
         page.write_text(full, "utf-8")
     write_api(tree)
+    write_facts(tree)
     with (tree / "book" / "references.bib").open("a", encoding="utf-8") as bibliography:
         for home in paths.papers("paper.bib").values():
             bibliography.write("\n" + (home / "paper.bib").read_text("utf-8"))
@@ -122,7 +123,7 @@ def api_pages() -> dict[str, list[str]]:
     return listed
 
 
-LONGEST = 2300  # lines of source that a page of the API shows
+LONGEST = 2200  # lines of source that a page of the API shows
 HIDDEN = ("__init__", "__main__", "cli")  # the first stands for its folder; commands have a table
 
 
@@ -159,16 +160,22 @@ def write_api(tree: Path) -> None:
             lines += [f"## {module}", ""] * (len(modules) > 1 or "-" in page)
             inside = [] if (ROOT / module.replace(".", "/")).is_dir() else ["   :members:"]
             lines += ["```{eval-rst}", f".. automodule:: {module}", *inside, "```", ""]
-        path = tree / f"{page}.md"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("\n".join(lines), "utf-8")
-    toc = tree / "_toc.yml"
-    listed = "".join(f"\n          - file: {page}" for page in pages)
+        _write(tree, page, lines)
+
+
+def _write(tree: Path, page: str, lines: Iterable[str]) -> None:
+    """Write a page into a copy of the book, and into its table of contents below its folder's."""
+    path, toc = tree / f"{page}.md", tree / "_toc.yml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(lines), "utf-8")
+    head, below = f"      - file: {Path(page).parent}\n", f"          - file: {page}\n"
+    inside = re.escape(head) + r"        sections:\n(?: {10}- .*\n)*"
     text = toc.read_text("utf-8")
-    toc.write_text(text.replace(API, f"{API}\n        sections:{listed}"), "utf-8")
-
-
-API = "      - file: book/api"
+    if re.search(inside, text):
+        text = re.sub(inside, lambda found: found[0] + below, text)
+    else:
+        text = text.replace(head, f"{head}        sections:\n{below}")
+    toc.write_text(text, "utf-8")
 
 
 def commands() -> Iterator[str]:
@@ -203,7 +210,11 @@ def _rows(name: str, command: object) -> Iterator[str]:
 
 
 def papers() -> Iterator[str]:
-    """Write the front page's list: a question, what it is about, and where its chapter is."""
+    """Write the front page's list: a question, its answer in a sentence, where its chapter is."""
+    from fedlib.lab.evidence import findings
+
+    told = {paths.about(paths.paper_folder(name))["short"]: findings.brief(name)
+            for name in paths.papers("findings.toml")}  # fmt: skip
     every = map(paths.about, paths.papers("paper.toml").values())
     listed = [about for about in every if "question" in about]
     for number, about in enumerate((a for a in listed if not a.get("ours")), start=1):
@@ -216,8 +227,17 @@ def papers() -> Iterator[str]:
             f"{number}. **{about['question']}** {about['about']} *{about['short']}*, "
             f"{_source(about)}. {state}{', '.join(links)}."
         )
+        if row := told.get(about["short"]):
+            yield f"\n   *We find:* {row.answer} {_fields(row)}\n"
     for about in (a for a in listed if a.get("ours")):
         yield f"\n**{about['question']}** {about['about']} {', '.join(_links(about))}."
+
+
+def _fields(row: findings.Finding) -> str:
+    """Return an answer's three fields in a line, which begins with its claim."""
+    kind = row.finding.replace(",", "").replace(" ", "-")
+    pill = f"[{row.finding}]{{.verdict .verdict-{kind}}}"
+    return f"{{ref}}`{row.claim}`: {pill} Scale: {row.scale}. Data: {row.data}."
 
 
 def _without_record(about: dict[str, str]) -> int:
@@ -234,26 +254,39 @@ def _without_record(about: dict[str, str]) -> int:
     return waiting
 
 
-def scoreboard() -> Iterator[str]:
-    """Write a section for each paper with claims: links, the claims, the commands."""
+def write_facts(tree: Path) -> None:
+    """Write the pages of each paper's claims and errata into a copy of the book."""
+    for what, write in (("claims", scoreboard), ("errata", errata)):
+        folder = {"claims": "scoreboard"}.get(what, what)
+        for name in paths.papers(f"{what}.toml"):
+            _write(tree, f"book/{folder}/{name}", write(name))
+
+
+def scoreboard(name: str) -> Iterator[str]:
+    """Write a paper's page of the scoreboard: links, the claims, the commands."""
     from fedlib.lab.evidence import catalogue, claims
 
-    for name, home in paths.papers("claims.toml").items():
-        yield from _opened(paths.about(home), note=True)
-        yield from (f"```{{claims-table}} {name}", "```", "")
-        yield from ("### To make these records again", "", "| Claims | Experiments |", "|---|---|")
-        runs = {
-            claim["id"]: tuple(
-                dict.fromkeys(e for c in claim.get("check", []) for e in claims.experiments(c))
-            )
-            for claim in claims.claims_of(name)
-        }
-        for experiments, ids in groupby((claim for claim in runs if runs[claim]), key=runs.get):
-            claimed = ", ".join(f"{{ref}}`{claim}`" for claim in ids)
-            yield f"| {claimed} | {', '.join(f'`{word}`' for word in experiments)} |"
-        first = catalogue.command(name, catalogue.experiment_names(name)[0], "runs")
-        yield from ("", "```bash", first, f"fedlib claims {name} --out runs", "```", "")
-        yield from (at_own_scale(name), "")
+    yield from _opened(paths.about(paths.papers("claims.toml")[name]), "claims", note=True)
+    yield from (at_own_scale(name), "")
+    yield from (f"```{{claims-table}} {name}", "```", "")
+    yield from ("## To make these records again", "", "| Claims | Experiments |", "|---|---|")
+    runs = {
+        claim["id"]: tuple(
+            dict.fromkeys(e for c in claim.get("check", []) for e in claims.experiments(c))
+        )
+        for claim in claims.claims_of(name)
+    }
+    for experiments, ids in groupby((claim for claim in runs if runs[claim]), key=runs.get):
+        claimed = ", ".join(f"{{ref}}`{claim}`" for claim in ids)
+        yield f"| {claimed} | {', '.join(f'`{word}`' for word in experiments)} |"
+    first = catalogue.command(name, catalogue.experiment_names(name)[0], "runs")
+    yield from ("", "```bash", first, f"fedlib claims {name} --out runs", "```", "")
+    yield (
+        "The first makes one record; repeat it for every experiment of a claim. The second judges "
+        "what you made. With `--profile paper` and a GPU the same two lines answer for the paper's "
+        "own scale. `--out data/papers` instead of `runs` puts your record into the book; "
+        "`make book` then shows it here, finding and all."
+    )
 
 
 def at_own_scale(paper: str) -> str:
@@ -279,24 +312,10 @@ def judged(paper: str) -> list[dict]:
     return claims.judge(paper)
 
 
-def errata() -> Iterator[str]:
-    """Write a section for each paper with errata."""
-    for name, home in paths.papers("errata.toml").items():
-        yield from _opened(paths.about(home))
-        yield from (f"```{{errata-table}} {name}", "```", "")
-
-
-def questions() -> Iterator[str]:
-    """Write the questions that the front page asks, with the answers of the records."""
-    from fedlib.lab.evidence import findings
-
-    for name in paths.papers("findings.toml"):
-        about = paths.about(paths.paper_folder(name))
-        page = next(link for link in _links(about) if link.startswith("[reproduce]"))
-        for row in findings.answers(name):
-            if row.front:
-                yield f"**{row.question}** {row.answer} {row.setting}"
-                yield f"*The paper reports:* {row.paper} ({{ref}}`{row.claim}`, {page})\n"
+def errata(name: str) -> Iterator[str]:
+    """Write the page of a paper's errata."""
+    yield from _opened(paths.about(paths.papers("errata.toml")[name]), "errata")
+    yield from (f"```{{errata-table}} {name}", "```", "")
 
 
 def with_claims() -> list[str]:
@@ -361,23 +380,23 @@ def _seen(row: dict, answer: findings.Finding | None) -> str:
     return f"*We:* {row['tally'].partition(';')[0]}. {setting}"
 
 
-def _opened(about: dict[str, str], note: bool = False) -> Iterator[str]:
-    """Begin a paper's section: what it is called, where it is from, where its chapter is."""
-    links = _links(about)
+def _opened(about: dict[str, str], what: str, note: bool = False) -> Iterator[str]:
+    """Begin a paper's page: what it is called, where it is from, where its chapter is."""
+    links = _links(about, "../..")
     chapter = f" Its chapter: {', '.join(links)}." if links else ""
     more = f" {about['note']}" if note and "note" in about else ""
     source = "Ours, and no paper's." if about.get("ours") else f"The paper is {_source(about)}."
-    yield from (f"## {about['short']}", "", f"{source}{chapter}{more}", "")
+    yield from (f"# {about['short']}: {what}", "", f"{source}{chapter}{more}", "")
 
 
 def _source(about: dict[str, str]) -> str:
     return f"{{cite:t}}`{about['cite']}`" if "cite" in about else f"*{about['title']}*"
 
 
-def _links(about: dict[str, str]) -> list[str]:
+def _links(about: dict[str, str], up: str = "..") -> list[str]:
     """Return a link to each notebook of a paper's chapter that the table of contents names."""
     named = {page: page.name.split("_", 1)[1].replace("_", " ") for page in _pages(about)}
-    return [f"[{name}](../{page}.ipynb)" for page, name in named.items()]
+    return [f"[{name}]({up}/{page}.ipynb)" for page, name in named.items()]
 
 
 def _pages(about: dict[str, str]) -> list[Path]:
@@ -388,8 +407,5 @@ def _pages(about: dict[str, str]) -> list[Path]:
 
 WRITERS = {
     writer.__name__: writer
-    for writer in (
-        *(api, commands, papers, questions, scoreboard, errata, standing, learned),
-        published,
-    )
+    for writer in (api, commands, papers, standing, learned, published)
 }

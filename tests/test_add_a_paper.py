@@ -69,7 +69,7 @@ def test_its_question_is_answered(followed, monkeypatch):
     monkeypatch.setenv("FEDLIB_PAPERS", str(home / "papers"))
     (row,) = findings.answers("meet")
     shown = re.search(r"lower than one\n +(\S+) ± \S+,", said).group(1)
-    assert row.outcome == "holds" and row.claim == "MEET-C1" and not row.front
+    assert row.outcome == "holds" and row.claim == "MEET-C1"
     size = f"Yes, with as many steps: the loss is lower by {float(shown):.2g} of "
     assert row.answer.startswith(size)
     assert row.setting == "In an experiment of ours, on a substitute."

@@ -45,7 +45,6 @@ smaller = "One, by {size} only."
 level = "Neither: {measured}."
 reversed = "The other, by {size}."
 open = "Open: {measured}."
-front = true
 """
 
 
@@ -76,7 +75,7 @@ def test_the_answer_is_that_of_the_outcome_beside_what_the_paper_says(paper, out
     monkeypatch.setattr(claims, "checks", lambda *asked: [other, made])
     (row,) = findings.answers("made")
     assert (row.answer, row.paper) == (SAID[outcome], "One, by far.")
-    assert (row.outcome, row.front) == (outcome, True)
+    assert row.outcome == outcome
     told = Chapter("made").findings()._repr_markdown_()
     assert f"* **Which?** {row.answer}" in told
     assert "*The paper reports:* One, by far. (A-C1)" in told
@@ -119,7 +118,7 @@ def test_there_is_an_answer_for_each_outcome_that_the_check_may_have(paper, line
     (paper / "findings.toml").write_text(FINDING.replace(line, ""))
     with pytest.raises(FedlibError, match=message):
         findings.answers("made")
-    extra = FINDING.replace("front", 'differs = "They differ."\nfront')
+    extra = FINDING + 'differs = "They differ."\n'
     (paper / "findings.toml").write_text(extra)
     findings._read.cache_clear()
     with pytest.raises(FedlibError, match="there are answers for differs, "):
@@ -155,6 +154,20 @@ def test_a_finding_names_what_there_is(paper, old, new, message):
         findings.answers("made")
 
 
+def test_the_paper_s_own_question_has_a_short_answer_in_three_fields(paper, monkeypatch):
+    assert findings.brief("made") is None
+    with pytest.raises(FedlibError, match="has no 'brief'"):
+        Chapter("made").opening()
+    asked = FINDING.replace("[[finding]]", "[brief]").replace("by {measured}.", "{share} lower.")
+    (paper / "findings.toml").write_text(asked + FINDING)
+    findings._read.cache_clear()
+    check = claims.Check("one is better", "above 0", "0.3", "holds", size="0.3 of 0.6")
+    monkeypatch.setattr(claims, "checks", lambda *asked: [check])
+    told = Chapter("made").opening()._repr_markdown_()
+    assert told.startswith("**We find:** One, 50% lower.\n\n* *The paper reports:* One, by far.")
+    assert "* *Finding:* confirmed (A-C1)\n* *Scale:* nothing measured\n" in told
+
+
 def test_a_paper_without_findings(paper):
     (paper / "findings.toml").unlink()
     with pytest.raises(FedlibError, match="There is no .*findings.toml"):
@@ -165,8 +178,8 @@ def test_a_paper_without_findings(paper):
 @pytest.mark.parametrize("name", paths.papers("findings.toml"))
 def test_findings_of_the_book(name):
     rows = findings.answers(name)
-    assert 3 <= len(rows) <= 7 and any(row.front for row in rows)
-    assert all("{" not in row.answer for row in rows)
+    assert 3 <= len(rows) <= 7
+    assert all("{" not in row.answer for row in [*rows, findings.brief(name)])
     page = paths.paper_folder(name) / "findings.toml"
     for entry in tomllib.loads(page.read_text("utf-8"))["finding"]:
         for outcome in outcomes.OUTCOMES:

@@ -63,9 +63,14 @@ def test_both_answers_are_told_and_the_first_gives_the_outcome(paper, monkeypatc
 def test_where_settings_differ_each_answer_is_followed_by_its_own(paper, monkeypatch):
     checks = [claims.Check(what, "", "0 ± 1", "holds", size="0") for what in ("lower", "alike")]
     monkeypatch.setattr(claims, "checks", lambda *asked: checks)
-    monkeypatch.setattr(findings, "_setting", lambda p, c, check, out: f"As {check['quantity']}.")
+    differs = "Not at the paper's scale ({}), on a substitute."
+    monkeypatch.setattr(
+        findings, "_fields",
+        lambda p, c, check, out: {"scale": [check["quantity"]], "data": "a substitute"},
+    )  # fmt: skip
     (row,) = findings.answers("made")
-    assert (row.answer, row.setting) == ("Lower by 0. As lower. Alike: 0 ± 1.", "As alike.")
+    assert row.answer == f"Lower by 0. {differs.format('lower')} Alike: 0 ± 1."
+    assert row.setting == differs.format("alike")
 
 
 def test_the_one_beside_needs_an_answer_for_each_of_its_outcomes(paper):

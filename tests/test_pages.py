@@ -10,7 +10,7 @@ import pytest
 
 from fedlib import paths
 from fedlib.errors import FedlibError
-from fedlib.lab.evidence import claims, records
+from fedlib.lab.evidence import claims, findings, records
 
 
 @pytest.fixture
@@ -28,8 +28,8 @@ def test_every_page_asks_for_what_can_be_written(copy):
     for page in (pages.ROOT / "book").rglob("*.md"):
         asked |= set(re.findall(r"<!-- generated: (\S+) -->", page.read_text("utf-8")))
     assert asked == set(pages.WRITERS)
-    (copy / "book" / "page.md").write_text("<!-- generated: scores -->")
-    with pytest.raises(FedlibError, match=r"'scores'\. Did you mean 'scoreboard'"):
+    (copy / "book" / "page.md").write_text("<!-- generated: paper -->")
+    with pytest.raises(FedlibError, match=r"'paper'\. Did you mean 'papers'"):
         pages.fill(copy)
 
 
@@ -72,14 +72,29 @@ def test_the_commands_are_those_of_the_command_line():
 
 def test_a_claim_leads_to_its_experiments(monkeypatch, verdicts):
     monkeypatch.setattr(pages, "judged", verdicts.get)
-    text = "\n".join(pages.scoreboard())
+    text = "\n".join(pages.scoreboard("participation"))
     assert "| {ref}`GFA-C1` | `fig1-tuned`, `fig1`, `fig1-cifar` |" in text
     assert "| {ref}`GFA-C6` | `figB1`, `figB2` |" in text
+    text = "\n".join(pages.scoreboard("tiers"))
     assert "fedlib run tiers rates-images --profile quick --out runs" in text
 
 
 def ours(paper: str) -> bool:
     return paths.about(paths.paper_folder(paper)).get("ours", False)
+
+
+def test_claims_and_errata_have_a_page_a_paper(copy, monkeypatch, verdicts):
+    monkeypatch.setattr(pages, "judged", verdicts.get)
+    shutil.copy(pages.ROOT / "book" / "errata.md", copy / "book")
+    pages.fill(copy)
+    listed = pages.toc_pages(copy / "_toc.yml")
+    for folder, directive, file in (("scoreboard", "claims", "claims"), ("errata",) * 3):
+        names = list(paths.papers(f"{file}.toml"))
+        at = listed.index(f"book/{folder}")
+        assert listed[at + 1 : at + 1 + len(names)] == [f"book/{folder}/{n}" for n in names]
+        for name in names:
+            text = (copy / "book" / folder / f"{name}.md").read_text("utf-8")
+            assert f"```{{{directive}-table}} {name}\n" in text
 
 
 def test_pages_say_what_was_tried_at_the_papers_own_scale(monkeypatch, verdicts):
@@ -98,7 +113,7 @@ def test_pages_say_what_was_tried_at_the_papers_own_scale(monkeypatch, verdicts)
     for paper in papers:
         mine = [row["id"] for row in own if row in verdicts[paper]]
         assert re.findall(r"\{ref\}`(\S+)`", pages.at_own_scale(paper)) == mine
-        assert pages.at_own_scale(paper) in "\n".join(pages.scoreboard())
+        assert pages.at_own_scale(paper) in "\n".join(pages.scoreboard(paper))
     record = records.Record(None, {"device": "H100"}, None)
     monkeypatch.setattr(records, "stored", lambda: [record])
     assert "\n".join(pages.standing()).endswith("Some records come from a GPU: H100.")
@@ -124,7 +139,7 @@ def test_a_paper_appears_as_soon_as_its_folder_does(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDLIB_PAPERS", str(tmp_path))
     (line,) = (line for line in pages.papers() if "Why?" in line)
     assert line.endswith("**Why?** Because. *New*, *A New One*. In preparation.")
-    assert "## New\n\nThe paper is *A New One*.\n" in "\n".join(pages.errata())
+    assert "# New: errata\n\nThe paper is *A New One*.\n" in "\n".join(pages.errata("new"))
 
 
 def test_a_chapter_is_complete_when_every_claim_of_it_has_a_record(tmp_path, monkeypatch):
@@ -135,6 +150,7 @@ def test_a_chapter_is_complete_when_every_claim_of_it_has_a_record(tmp_path, mon
     control = {"experiment": "fig2", "essential": False}
     made = [["fig1"], ["fig2"], ["fig1", "fig3"], []]  # the second and the third wait
     table = [{"check": [{"experiment": name} for name in names] + [control]} for names in made]
+    monkeypatch.setattr(findings, "brief", lambda paper: None)
     monkeypatch.setattr(records, "folder", lambda paper: tmp_path)
     monkeypatch.setattr(claims, "claims_of", lambda paper: table)
     line = next(line for line in pages.papers() if "02_participation" in line)

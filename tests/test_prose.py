@@ -29,7 +29,7 @@ NOT_MEASURED = {
     "05_tiers tiers-rep-how": ["0.02"],
     "05_tiers tiers-rep-breakeven": ["2"],
     "06_vertical vert-rep-data": ["50"],
-    "06_vertical vert-rep-fig3": ["50", "0.4", "1.5"],
+    "06_vertical vert-rep-fig3": ["50"],
     "06_vertical vert-rep-speed-lesson": ["0.001", "0.05", "0.001", "eight times"],
     "06_vertical vert-rep-speed-say": ["0.2", "3"],
     "06_vertical vert-rep-table-lesson": ["0.01"],
@@ -64,7 +64,8 @@ def prose():
         for claim in tomllib.loads(page.read_text("utf-8"))["claim"]:
             yield f"{claim['id']} note", claim.get("note", "")
     for page in sorted(build.ROOT.glob("data/papers/*/findings.toml")):
-        for number, entry in enumerate(tomllib.loads(page.read_text("utf-8"))["finding"], 1):
+        told = tomllib.loads(page.read_text("utf-8"))
+        for number, entry in enumerate([told["brief"], *told["finding"]]):
             for part in (entry, entry.get("beside", {})):
                 for outcome in outcomes.OUTCOMES:
                     yield f"{page.parent.name} finding {number} {outcome}", part.get(outcome, "")

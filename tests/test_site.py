@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from html import unescape
 from importlib import resources
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import browser
 import build
@@ -25,10 +26,17 @@ from fedlib.lab.evidence import ages, claims, findings, scale
 
 pytestmark = pytest.mark.slow
 
-PAGES = build.toc_pages()
+PAGES = [
+    *build.toc_pages(),
+    *(f"book/scoreboard/{paper}" for paper in paths.papers("claims.toml")),
+    *(f"book/errata/{paper}" for paper in paths.papers("errata.toml")),
+]
+LONGEST = 30_000  # pixels of a page on a desk, what is folded left folded
+HEAVIEST = 1_200_000  # bytes of a page, without the files that pages share
+FRONT = 600_000  # bytes of the front page, with them
 PAPER = 720  # pixels between the margins of a sheet
 SCHEMES = {"light": False, "dark": True}
-WIDTHS = (1280, 768, 360)
+WIDTHS = (1440, 1280, 768, 360)
 LOCAL = ("file:", "data:", "blob:")
 every_page = pytest.mark.parametrize("page", PAGES)
 
@@ -59,6 +67,7 @@ STATE = """(() => {
     cut: [...document.querySelectorAll("article :is(div.math, .cell_input pre)")].filter(e =>
       e.getClientRects().length && e.scrollWidth > e.clientWidth + 1).map(e =>
       (e.scrollWidth - e.clientWidth) + " px: " + e.textContent.trim().slice(0, 80)),
+    height: root.scrollHeight,
     folded: document.querySelectorAll("article details:not([open])").length,
     stops: document.querySelectorAll("mjx-container[tabindex='0']").length,
     ink: getComputedStyle(article || document.body).color,
@@ -147,6 +156,27 @@ def test_the_page_is_there(page, html):
     assert (html / f"{page}.html").is_file()
 
 
+def test_no_page_is_heavy(html):
+    sizes = {p: p.stat().st_size for p in html.rglob("*.html") if "_static" not in p.parts}
+    assert {str(p): size for p, size in sizes.items() if size > HEAVIEST} == {}
+
+
+@every_page
+def test_no_page_is_long(page, visits):
+    (desk,) = (seen for (name, _, width), seen in visits.items() if (name, width) == (page, 1440))
+    assert desk.state["height"] <= LONGEST
+
+
+def test_the_front_page_is_light_with_all_that_it_loads(html):
+    if browser.find() is None:
+        pytest.skip("no Chromium found: install one, or name it in CHROMIUM")
+    with browser.chromium() as chromium:
+        tab = chromium.open()
+        tab.show((html / f"{PAGES[0]}.html").as_uri())
+        loaded = {unquote(urlsplit(u).path) for u in tab.requests if u.startswith("file:")}
+    assert sum(Path(file).stat().st_size for file in loaded if Path(file).is_file()) <= FRONT
+
+
 def test_the_front_door_leads_to_the_front_page(html):
     assert f"{PAGES[0]}.html" in (html / "index.html").read_text("utf-8")
 
@@ -179,9 +209,11 @@ def text_of(fragment: str) -> str:
 
 def cards(html) -> dict[str, str]:
     """Return the HTML of every claim's card, by the claim's address."""
-    page = (html / "book" / "scoreboard.html").read_text("utf-8")
-    parts = re.split(r'<div class="claim[^"]*" id="([^"]+)"', page)
-    return dict(zip(parts[1::2], parts[2::2], strict=True))
+    found = {}
+    for page in (html / "book" / "scoreboard").glob("*.html"):
+        parts = re.split(r'<div class="claim[^"]*" id="([^"]+)"', page.read_text("utf-8"))
+        found |= dict(zip(parts[1::2], parts[2::2], strict=True))
+    return found
 
 
 def plain(text: str) -> str:
@@ -224,33 +256,59 @@ def test_the_overview_counts_and_states_every_claim(html, verdicts):
             (line,) = (line for line in lines if f" {row['id']} " in line)
             assert f"{row['finding']} {row['tally']}" in line
             assert letters(row["statement"][:40]) in letters(line)
+            assert f'id="{row["id"].lower()}"' in page, "its old address"
 
 
-def test_the_front_page_counts_the_verdicts(html, verdicts):
+def test_the_front_page_names_every_claim_below_its_finding(html, verdicts):
     page = (html / "book" / "index.html").read_text("utf-8")
     (summary,) = re.findall(r'<table class="[^"]*claims-summary.*?</table>', page, re.S)
-    lines = [text_of(line) for line in re.findall(r"<tr.*?</tr>", summary, re.S)][1:]
-    for rows, line in zip(verdicts.values(), lines, strict=True):
-        assert f"{len(rows)} claims" in line
-        shown = {word: int(n) for n, word in re.findall(r"(\d+) ([a-z, ]+?) ?(?= \d|$)", line)}
-        counts = {word: n for word, n in claims.count_findings(rows).items() if n}
-        assert counts.items() <= (shown | {"claims": len(rows)}).items()
+    rows = [row for found in verdicts.values() for row in found]
+    seen = 0
+    for line in re.findall(r"<tr.*?</tr>", summary, re.S)[1:]:
+        finding = re.search(r'class="verdict [^"]*"[^>]*>([^<]+)', line)[1]
+        mine = [row for row in rows if row["finding"] == finding]
+        assert re.search(r"<strong>(\d+)", line)[1] == str(len(mine))
+        for row in mine:
+            place = f'scoreboard/{row["paper"]}.html#{row["id"].lower()}"'
+            link = re.search(rf'<a class="([^"]*)" href="{place}', line)
+            assert ("own-scale" in link[1]) == claims.is_own_scale(row)
+        seen += len(mine)
+    assert seen == len(rows)
 
 
 @pytest.mark.parametrize("paper", paths.papers("findings.toml"))
 def test_what_was_found_stands_on_both_pages_and_leads_to_its_claims(paper, html):
     chapter = paths.about(paths.paper_folder(paper))["chapter"]
     page = (html / "notebooks" / chapter / "3_reproduce.html").read_text("utf-8")
-    box = page[page.index("tag_found") :]
-    box, front = box[: box.index("</ul>")], (html / "book" / "index.html").read_text("utf-8")
+    head, box = (part[: part.index("</ul>")] for part in re.split("tag_found", page)[1:3])
+    front = (html / "book" / "index.html").read_text("utf-8")
+    brief = findings.brief(paper)
+    for text in (head, front):
+        words = letters(text_of(text))
+        for part in (brief.answer, brief.finding, brief.scale, brief.data):
+            assert letters(part) in words
+        assert f'scoreboard/{paper}.html#{brief.claim.lower()}"' in text
     for row in findings.answers(paper):
-        place = f'scoreboard.html#{row.claim.lower()}"'
-        for text, seen in ((box, True), (front, row.front)):
-            assert (letters(row.question) in letters(unescape(text))) == seen
-            if seen:
-                words = letters(text_of(text))
-                told = (row.answer, row.setting, row.paper)
-                assert all(letters(part) in words for part in told) and place in text
+        words = letters(text_of(box))
+        told = (row.question, row.answer, row.setting, row.paper)
+        assert all(letters(part) in words for part in told)
+        assert f'scoreboard/{paper}.html#{row.claim.lower()}"' in box
+
+
+@pytest.mark.parametrize("paper", paths.papers("findings.toml"))
+def test_the_first_screen_of_results_has_answer_and_picture(paper, html):
+    if browser.find() is None:
+        pytest.skip("no Chromium found: install one, or name it in CHROMIUM")
+    chapter = paths.about(paths.paper_folder(paper))["chapter"]
+    with browser.chromium() as chromium:
+        tab = chromium.open()
+        tab.show((html / "notebooks" / chapter / "3_reproduce.html").as_uri(), width=1440)
+        names = ["div.tag_found li:last-child", "article figure img", "article div.input_area pre"]
+        tops = [
+            tab.evaluate(f"document.querySelector('{name}').getBoundingClientRect().top")
+            for name in names
+        ]
+    assert tops[0] < tops[1] < 800 and tops[1] < tops[2]
 
 
 def letters(text: str) -> str:
@@ -259,13 +317,15 @@ def letters(text: str) -> str:
 
 
 def test_every_erratum_has_an_address_and_its_three_parts_in_the_list_of_its_kind(html):
-    page = (html / "book" / "errata.html").read_text("utf-8")
+    every = (html / "book" / "errata.html").read_text("utf-8")
     seen = 0
     for paper, home in paths.papers("errata.toml").items():
+        page = (html / "book" / "errata" / f"{paper}.html").read_text("utf-8")
         for erratum in tomllib.loads((home / "errata.toml").read_text("utf-8"))["erratum"]:
             before = page[: page.index(f'id="{erratum["id"].lower()}"')]
             last = re.findall(r'<section id="errata-(\w+)-(\w+)">', before)[-1]
             assert last == (paper, erratum["kind"]), erratum["id"]
+            assert f'id="{erratum["id"].lower()}"' in every, "its old address"
             (box,) = re.findall(rf'id="{erratum["id"].lower()}">(.*?)</dl>', page, re.S)
             told = [text_of(part) for part in re.findall(r"<dd>(.*?)</dd>", box, re.S)]
             heads = [text_of(part).strip() for part in re.findall(r"<dt>(.*?)</dt>", box, re.S)]
@@ -356,8 +416,8 @@ def test_a_verdict_s_address_shows_its_claims_alone(html, verdicts):
     if browser.find() is None:
         pytest.skip("no Chromium found: install one, or name it in CHROMIUM")
     rows = [row for found in verdicts.values() for row in found]
-    seen = """[...document.querySelectorAll(".claim")].filter(e => e.getClientRects().length)
-      .map(e => e.id)"""
+    seen = """[...document.querySelectorAll(".claims-list tbody tr")]
+      .filter(e => e.getClientRects().length).map(e => e.id)"""
     with browser.chromium() as chromium:
         for verdict in ("contradicted", "contradicted in part"):
             tab = chromium.open()
@@ -366,8 +426,27 @@ def test_a_verdict_s_address_shows_its_claims_alone(html, verdicts):
             tab.show((html / "book" / "scoreboard.html").as_uri() + place)
             asked = [row["id"].lower() for row in rows if row["finding"] == verdict]
             assert tab.evaluate(seen) == asked
-            tab.evaluate("location.hash = '#only-all'")
-        assert len(tab.evaluate(seen)) == len(rows)
+        tab.evaluate("document.querySelector('form.claims-filter select').focus()")
+        tab.press("Home", 36)  # all findings
+        tab.evaluate("document.querySelectorAll('form.claims-filter select')[1].focus()")
+        while tab.evaluate("document.activeElement.selectedOptions[0].id") != "only-own-scale":
+            tab.press("ArrowDown", 40)
+        asked = [row["id"].lower() for row in rows if claims.is_own_scale(row)]
+        assert tab.evaluate(seen) == asked
+        said = tab.evaluate("document.querySelector('form.claims-filter output').value")
+        assert said == f"{len(asked)} of {len(rows)} claims"
+
+
+def test_a_link_into_a_folded_section_opens_it(html):
+    if browser.find() is None:
+        pytest.skip("no Chromium found: install one, or name it in CHROMIUM")
+    page = html / "notebooks" / "03_hierarchy" / "3_reproduce.html"
+    with browser.chromium() as chromium:
+        tab = chromium.open()
+        tab.show(page.as_uri() + "#hier-rep-choosing")
+        opened = "document.querySelectorAll('details.folded[open]')"
+        ids = tab.evaluate(f"[...{opened}].map(e => e.parentElement.id)")
+        assert ids == ["beyond-the-paper-choose-s"]
 
 
 def test_names_in_code_and_prose_lead_to_the_api_and_its_modules_to_pages(html):
@@ -409,6 +488,8 @@ def test_a_page_offers_its_source_and_says_when_it_changed(page, html):
 
 KINDS = (  # one page of each kind
     *("book/index", "book/glossary", "book/guides/run_batches", "book/errata", "book/bibliography"),
+    *("book/scoreboard", "book/scoreboard/participation"),
+    "notebooks/02_participation/3_reproduce",
     *("notebooks/02_participation/2_build", "notebooks/07_beyond/1_amplified_merges"),
 )
 AXE = """(async rules => {

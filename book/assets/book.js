@@ -7,3 +7,42 @@ addEventListener("beforeprint", () => {
 addEventListener("afterprint", () => {
   for (const part of folded) part.open = false;
 });
+
+// Claims are chosen by their fields. An address chooses, too: #only-contradicted is a choice's name.
+for (const form of document.querySelectorAll("form.claims-filter")) {
+  const claims = [...document.querySelectorAll(".claims-list tbody tr")];
+  const show = () => {
+    const asked = [...form.querySelectorAll("select")].map((field) => field.value).filter(Boolean);
+    for (const claim of claims) {
+      claim.hidden = !asked.every((mark) => claim.classList.contains(mark));
+    }
+    const shown = claims.filter((claim) => !claim.hidden).length;
+    form.querySelector("output").value = `${shown} of ${claims.length} claims`;
+  };
+  const follow = () => {
+    const choice = document.getElementById(location.hash.slice(1));
+    if (choice instanceof HTMLOptionElement) {
+      form.reset();
+      choice.selected = true;
+      form.scrollIntoView();
+    }
+    show();
+  };
+  form.addEventListener("change", show);
+  addEventListener("hashchange", follow);
+  follow();
+}
+
+// A link to a place that is folded away, or to a folded section, opens it.
+function unfold() {
+  const place = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+  const folded = place?.closest("section")?.querySelector(":scope > details.folded:not([open])");
+  const around = [];
+  for (let part = folded ?? place; part; part = part.parentElement) {
+    if (part.matches("details:not([open])")) around.push(part);
+  }
+  for (const part of around) part.open = true;
+  if (around.length) place.scrollIntoView();
+}
+addEventListener("hashchange", unfold);
+if (location.hash) unfold();

@@ -11,6 +11,7 @@ from sphinx.application import Sphinx
 import fedlib
 
 from .facts import ClaimsFilter, ClaimsTable, DurationsTable, ErrataTable
+from .fold import fold
 from .light import drop_thebe_files, drop_thebe_nodes, lighten
 from .links import link_code, link_facts, link_names, mark_told, note_names
 
@@ -59,6 +60,7 @@ def setup(app: Sphinx) -> dict:
     app.connect("html-page-context", drop_thebe_files, priority=950)
     app.connect("doctree-read", note_names)
     app.connect("doctree-resolved", link_names)
+    app.connect("doctree-resolved", fold)
     app.connect("html-page-context", link_code, priority=950)
     app.connect("html-page-context", date_page, priority=950)
     app.connect("doctree-resolved", drop_thebe_nodes, priority=950)

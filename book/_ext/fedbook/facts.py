@@ -6,8 +6,9 @@ import functools
 import posixpath
 import re
 import statistics
+from collections import Counter
 from collections.abc import Iterable
-from typing import Literal
+from typing import Any, Literal
 
 from docutils import nodes
 from docutils.parsers.rst import directives
@@ -40,12 +41,21 @@ class Facts(SphinxDirective):
 
         The link waits in the box's head, so that a reader can copy the address.
         """
-        place = nodes.make_id(name)
+        place = self.noted(name)
         box["ids"].append(place)
-        standard = self.env.domaindata["std"]
+        return nodes.reference("", name, internal=True, refid=place, classes=["fact-id"])
+
+    def noted(self, name: str) -> str:
+        """Return the id of a place of this page to which ``{ref}`` shall lead by a name."""
+        place, standard = nodes.make_id(name), self.env.domaindata["std"]
         standard["labels"].setdefault(name.lower(), (self.env.docname, place, name))
         standard["anonlabels"].setdefault(name.lower(), (self.env.docname, place))
-        return nodes.reference("", name, internal=True, refid=place, classes=["fact-id"])
+        return place
+
+    def there(self, page: str, name: str) -> str:
+        """Return the address of a place on a page of the book, as seen from this one."""
+        home = posixpath.dirname(self.env.docname)
+        return f"{posixpath.relpath(page, home)}.html#{nodes.make_id(name)}"
 
     def table(
         self,
@@ -68,49 +78,67 @@ class Facts(SphinxDirective):
         return nodes.table("", group, classes=["colwidths-given", *classes])
 
 
-class ClaimsFilter(Facts):
-    """One link for each finding; the style sheet hides what has another.
+def fields(row: dict) -> dict[str, str]:
+    """Return what a claim can be chosen by: finding, scale, data, kind, paper."""
+    size = "our experiment" if row["scale"] == [scale.OUR_EXPERIMENT] else "another scale"
+    size = "own scale" if claims.is_own_scale(row) else size
+    return {
+        "finding": row["finding"],
+        "scale": size if row["data"] else "nothing measured",
+        "data": row["data"] or "nothing measured",
+        "kind": row["kind"],
+        "paper": about(papers()[row["paper"]])["short"],
+    }
 
-    The choice is part of the address, so it can be linked to: ``only-contradicted``.
+
+def _marks(row: dict) -> list[str]:
+    """Return the classes by which ``book.js`` knows a claim."""
+    return [nodes.make_id(f"{field} {value}") for field, value in fields(row).items()]
+
+
+class ClaimsFilter(Facts):
+    """A choice for each field of a claim; ``book.js`` hides the claims that have another value.
+
+    An address chooses, too: ``only-contradicted`` shows the claims of that finding.
     """
 
     def run(self) -> list[nodes.Node]:
-        """Return the links as a list."""
-        rows = [row for paper in papers("claims.toml") for row in judge(paper)]
-        bar = nodes.bullet_list(classes=["claims-filter"])
-        numbers = {"all": len(rows), **claims.count_findings(rows)}
-        numbers["own scale"] = sum(map(claims.is_own_scale, rows))
-        for name, number in numbers.items():
-            item = nodes.list_item()
-            place = self.anchored(f"only-{nodes.make_id(name)}", item)
-            place.replace(place[0], nodes.Text(f"{name} ({number})"))
-            place["classes"] = []
-            item += nodes.paragraph("", "", place)
-            bar += item
-        return [bar]
+        """Return the choices as a form, each value with its number of claims."""
+        rows = [fields(row) for paper in papers("claims.toml") for row in judge(paper)]
+        choices = []
+        for field in rows[0]:
+            count = Counter(row[field] for row in rows)
+            options = f'<option value="">all ({len(rows)})</option>'
+            for value in outcomes.FINDINGS if field == "finding" else count:
+                mark = nodes.make_id(f"{field} {value}")
+                short = value if field in ("finding", "scale") else mark
+                place = self.noted(nodes.make_id(f"only {short}"))
+                options += f'<option id="{place}" value="{mark}">{value} ({count[value]})</option>'
+            choices.append(f"<label>{field} <select>{options}</select></label>")
+        form = f'<form class="claims-filter">{"".join(choices)}<output></output></form>'
+        return [nodes.raw("", form, format="html")]
 
 
 class ClaimsTable(Facts):
     """The claims of a paper (or of all): what it reports, what we measured, and what was found.
 
-    Argument: the paper's name or ``all``. Option ``summary``: counts of findings by paper only.
+    Argument: the paper's name or ``all``. Option ``list``: a line a claim, which leads to the page
+    of its paper. Option ``summary``: their names only, by finding.
     """
 
     required_arguments = 1
-    option_spec = {"summary": directives.flag}
+    option_spec = {"list": directives.flag, "summary": directives.flag}
 
     def run(self) -> list[nodes.Node]:
         """Judge the claims from the stored records and lay them out."""
         asked = self.arguments[0].strip()
         names = papers("claims.toml") if asked == "all" else [asked]
         try:
-            judged = {paper: judge(paper) for paper in names}
+            rows = [row for paper in names for row in judge(paper)]
             if "summary" in self.options:
-                return [self.summary(judged)]
-            laid = []
-            for rows in judged.values():
-                laid += [self.overview(rows), *(self.card(row) for row in rows)]
-            return laid
+                return [self.summary(rows)]
+            cards = [] if "list" in self.options else [self.card(row) for row in rows]
+            return [self.overview(rows), *cards]
         except FedlibError as exc:
             raise self.error(f"claims-table: {exc}") from exc
 
@@ -118,37 +146,49 @@ class ClaimsTable(Facts):
         """Return a finding, marked so that the style sheet can give it its sign and colour."""
         return nodes.inline("", text, classes=["verdict", f"verdict-{nodes.make_id(text)}"])
 
-    def summary(self, judged: dict[str, list[dict]]) -> nodes.table:
-        """Return the counts: a row a paper, a pill for each finding that occurs."""
+    def summary(self, rows: list[dict]) -> nodes.table:
+        """Return a row a finding: how many claims, and each as a link, marked if at own scale."""
         body = []
-        for paper, rows in judged.items():
-            pills = nodes.bullet_list(classes=["verdict-counts"])
-            for name, count in claims.count_findings(rows).items():
-                if count:
-                    words = (nodes.strong(text=str(count)), nodes.Text(" "), self.verdict(name))
-                    home = posixpath.dirname(self.env.docname)
-                    page = posixpath.relpath("book/scoreboard", home)
-                    there = f"{page}.html#only-{nodes.make_id(name)}"
-                    only = nodes.reference("", "", *words, internal=True, refuri=there)
-                    pills += nodes.list_item("", nodes.paragraph("", "", only))
-            title = nodes.paragraph(text=about(papers()[paper])["short"])
-            total = nodes.paragraph(text=f"{len(rows)} claims", classes=["fact-source"])
-            body.append([[title, total], [pills]])
-        return self.table(["paper", "findings"], [30, 70], body, ["claims-summary"])
+        for finding in outcomes.FINDINGS:
+            names = nodes.bullet_list(classes=["claim-names"])
+            for row in (row for row in rows if row["finding"] == finding):
+                own = claims.is_own_scale(row)
+                name = self.to_card(row, classes=["claim-name", *["own-scale"] * own])
+                if own:
+                    name += nodes.inline("", ", own scale", classes=["visually-hidden"])
+                names += nodes.list_item("", nodes.paragraph("", "", name))
+            if len(names):
+                words = (nodes.strong(text=str(len(names))), nodes.Text(" "), self.verdict(finding))
+                where = self.there("book/scoreboard", f"only {finding}")
+                only = nodes.reference("", "", *words, internal=True, refuri=where)
+                body.append([[nodes.paragraph("", "", only)], [names]])
+        return self.table(["finding", "claims"], [28, 72], body, ["claims-summary"])
+
+    def to_card(self, row: dict, **attributes: Any) -> nodes.reference:
+        """Return a link to a claim's card that shows its name."""
+        if self.options:
+            place = {"refuri": self.there(f"book/scoreboard/{row['paper']}", row["id"])}
+        else:
+            place = {"refid": nodes.make_id(row["id"])}
+        return nodes.reference("", row["id"], internal=True, **place, **attributes)
 
     def overview(self, rows: list[dict]) -> nodes.table:
         """Return one line a claim: a link to its card, the statement, outcomes and finding."""
         body = []
         for row in rows:
-            place = nodes.make_id(row["id"])
-            link = nodes.reference("", row["id"], internal=True, refid=place, classes=["fact-id"])
+            link = self.to_card(row, classes=["fact-id"])
             where = nodes.paragraph(text=row["where"], classes=["fact-source"])
             pill = nodes.paragraph("", "", self.verdict(row["finding"]))
             tally = nodes.paragraph(text=row["tally"], classes=["fact-source"])
             name = [nodes.paragraph("", "", link), where]
             body.append([name, self.inline(row["statement"]), [pill, tally, *self.setting(row)]])
         heads = ["claim", "what it says", "finding"]
-        return self.table(heads, [22, 50, 28], body, ["claims-list"])
+        table = self.table(heads, [22, 50, 28], body, ["claims-list"])
+        for row, line in zip(rows, next(table.findall(nodes.tbody)), strict=True):
+            line["classes"] += _marks(row)
+            if self.options:
+                line["ids"].append(nodes.make_id(row["id"]))
+        return table
 
     def card(self, row: dict) -> nodes.container:
         """Return one claim: its statement, the paper and ours side by side, and where from."""
@@ -213,7 +253,8 @@ class ClaimsTable(Facts):
         """Return where the finding comes from: records, what matters and why, how old the rule."""
         lines = row["origins"] or [f"no record of: {row['record']}"]
         if row["smallest"]:
-            named = ", ".join(f"{value:g} in {name}" for name, value in row["smallest"].items())
+            named = ", ".join(f"{value:g} in {name.replace('log ', 'the logarithm of ')}"
+                              for name, value in row["smallest"].items())  # fmt: skip
             lines = [*lines, f"smallest difference that matters: {named}. {row['because']}"]
         if row["profile"]:
             age = ages.age_in_words(row["ages"]) if row["ages"]["first_look"] else ""
@@ -286,9 +327,13 @@ class Errata(Page):
 
 
 class ErrataTable(Facts):
-    """The errata of a paper, in ``data/papers/PAPER/errata.toml``, by default ``participation``."""
+    """The errata of a paper, in ``data/papers/PAPER/errata.toml``.
 
-    optional_arguments = 1
+    Argument: the paper's name, or ``all`` for a line an erratum, which leads to the page of its
+    paper.
+    """
+
+    required_arguments = 1
     LISTS = {
         "error": ("Errors", "False as printed; a test of ours shows it."),
         "clarification": (
@@ -305,17 +350,10 @@ class ErrataTable(Facts):
 
     def run(self) -> list[nodes.Node]:
         """Lay the errata out in lists by kind, one below the other, each with its anchor."""
-        paper = self.arguments[0].strip() if self.arguments else "participation"
-        homes = papers("errata.toml")
-        if paper not in homes:
-            raise self.error(f"errata-table: there is no data/papers/{paper}/errata.toml")
-        path = homes[paper] / "errata.toml"
-        self.env.note_dependency(str(path))
-        try:
-            errata = read_toml(path, Errata)["erratum"]
-        except FedlibError as error:
-            raise self.error(f"errata-table: {error}") from error
-        lists = []
+        paper = self.arguments[0].strip()
+        if paper == "all":
+            return [self.overview({name: self.read(name) for name in papers("errata.toml")})]
+        errata, lists = self.read(paper), []
         for kind, (title, meaning) in self.LISTS.items():
             entries = [self.entry(erratum) for erratum in errata if erratum["kind"] == kind]
             if entries:
@@ -323,6 +361,33 @@ class ErrataTable(Facts):
                 box += [nodes.title(text=title), nodes.paragraph(text=meaning), *entries]
                 lists.append(box)
         return lists
+
+    def read(self, paper: str) -> list[Erratum]:
+        """Read the errata of a paper."""
+        homes = papers("errata.toml")
+        if paper not in homes:
+            raise self.error(f"errata-table: there is no data/papers/{paper}/errata.toml")
+        path = homes[paper] / "errata.toml"
+        self.env.note_dependency(str(path))
+        try:
+            return read_toml(path, Errata)["erratum"]
+        except FedlibError as error:
+            raise self.error(f"errata-table: {error}") from error
+
+    def overview(self, errata: dict[str, list[Erratum]]) -> nodes.table:
+        """Return a line an erratum: a link to it, where the paper has it, and its list."""
+        body = []
+        for paper, entries in errata.items():
+            for entry in entries:
+                there = self.there(f"book/errata/{paper}", entry["id"])
+                name = nodes.reference(
+                    "", entry["id"], internal=True, refuri=there, classes=["fact-id"],
+                    ids=[nodes.make_id(entry["id"])],
+                )  # fmt: skip
+                kind = nodes.paragraph(text=self.LISTS[entry["kind"]][0])
+                where = self.inline(f"{about(papers()[paper])['short']}. {entry['where']}")
+                body.append([[nodes.paragraph("", "", name)], where, [kind]])
+        return self.table(["erratum", "where", "list"], [20, 60, 20], body, ["errata-list"])
 
     def entry(self, erratum: Erratum) -> nodes.container:
         """Return one erratum: id and place, then what it says, what we read, how we checked."""

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NotRequired, get_type_hints
 
+import numpy as np
 from typing_extensions import TypedDict
 
 from fedlib import cards, paths
@@ -245,14 +246,19 @@ def question(claim: Claim, check: Asked) -> Question:
     return Question("better" if sign * b > 0 else "no worse", abs(b), sign)
 
 
+def _is_log(check: dict[str, Any]) -> bool:
+    """Say whether a check's values are natural logarithms, which are shown as what they are of."""
+    return str(check["with"].get("metric")).startswith("log ")
+
+
 def _words(check: dict[str, Any], s: float) -> str:
-    if check["measure"] in RATIOS:
-        return f"above 1, by a factor {math.exp(s):g}"
+    if check["measure"] in RATIOS or (_is_log(check) and check["asks"] == "better"):
+        return f"above 1, by a factor {math.exp(s):.3g}"
     if check["asks"] == "better":
         return f"above 0, by {s:g}"
     if check["asks"] == "same":
         return f"within ±{s:g}"
-    least, most = check["bounds"]
+    least, most = map(math.exp, check["bounds"]) if _is_log(check) else check["bounds"]
     if least == most:
         return f"exactly {least:g}"
     if math.isinf(most):
@@ -320,11 +326,21 @@ def _check(
         why = _why(got, level, asked, outcome)
     ends = dict(estimate=got.estimate, low=low, high=high)
     return replace(
-        blank, measured=got.words(level), outcome=outcome, profile=profile, why=why,
+        blank, measured=_said(check, got, level), outcome=outcome, profile=profile, why=why,
         record=", ".join(f"{name}.{part.manifest['profile']}"
                          for name, part in zip(experiments(check), read, strict=True)),
         size=got.size(), **{k: v for k, v in ends.items() if math.isfinite(v)},
     )  # fmt: skip
+
+
+def _said(check: Asked, got: Measured, level: float) -> str:
+    """Return a value for readers, with its interval; a logarithm is undone."""
+    ends = (got.estimate, *got.interval(level))
+    if got.lost or not (_is_log(check) and np.isfinite(ends).all()):
+        return got.words(level)
+    d, low, high = (f"{math.exp(end):.2g}" for end in ends)
+    times = " times" * (check["measure"] in DIFFERENCES)
+    return f"{d}{times} ({low} to {high})"
 
 
 def _why(got: Measured, level: float, asked: Question, outcome: str) -> str:

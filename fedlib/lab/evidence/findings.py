@@ -30,8 +30,8 @@ ANSWERS = {
 class Answers(Page):
     """A check, and an answer for each outcome that it may have.
 
-    In an answer ``{measured}`` is the check's value with its interval, and ``{size}`` how large it
-    is, as one would say it.
+    In an answer ``{measured}`` is the check's value with its interval, ``{size}`` how large it is,
+    as one would say it, and ``{share}`` the same as a share of what stands beside it.
     """
 
     check: str  # its ``what``
@@ -50,12 +50,12 @@ class FindingEntry(Answers):
     question: str
     claim: str
     beside: NotRequired[Answers]  # another check of the claim, whose answer follows the first
-    front: NotRequired[bool]  # whether the front page asks it, too
 
 
 class Entries(Page):
     """A ``findings.toml``."""
 
+    brief: NotRequired[FindingEntry]  # the paper's question, for the heads of pages
     finding: list[FindingEntry]
 
 
@@ -78,8 +78,11 @@ class Finding:
         The claim that the check belongs to.
     outcome
         What the first check came to, see :mod:`fedlib.lab.evidence.outcomes`.
-    front
-        Whether the front page asks it, too.
+    finding
+        What the claim comes to as a whole, all its checks together.
+    scale, data
+        Of the check, or of the one beside it, each in words: what differs from the paper's
+        setting, and what the data are to the paper's.
     """
 
     question: str
@@ -88,12 +91,15 @@ class Finding:
     setting: str
     claim: str
     outcome: str
-    front: bool
+    finding: str
+    scale: str
+    data: str
 
 
 @functools.cache
-def _read(path: Path, paper: str) -> list[FindingEntry]:
-    entries = read_toml(path, Entries)["finding"]
+def _read(path: Path, paper: str) -> Entries:
+    page = read_toml(path, Entries)
+    entries = [*([page["brief"]] if "brief" in page else []), *page["finding"]]
     known = {claim["id"]: claim for claim in claims.claims_of(paper)}
     for entry in entries:
         if entry["claim"] not in known:
@@ -111,7 +117,7 @@ def _read(path: Path, paper: str) -> list[FindingEntry]:
                     f"{', '.join(sorted(wanted))}; there are answers for "
                     f"{', '.join(sorted(answered))}."
                 )
-    return entries
+    return page
 
 
 def _parts(entry: FindingEntry) -> list[Answers]:
@@ -134,10 +140,31 @@ def answers(paper: str, out: str | Path | None = None) -> list[Finding]:
     FedlibError
         For a paper without findings, or one that names a claim or check that is not there.
     """
+    return _answered(paper, out, _page(paper)["finding"])
+
+
+def brief(paper: str, out: str | Path | None = None) -> Finding | None:
+    """Return the answer to a paper's own question, short; None where its findings have none.
+
+    Parameters
+    ----------
+    paper, out
+        As for :func:`answers`.
+    """
+    page = _page(paper)
+    return _answered(paper, out, [page["brief"]])[0] if "brief" in page else None
+
+
+def _page(paper: str) -> Entries:
     page = paths.paper_folder(paper) / "findings.toml"
     if not page.is_file():
         raise FedlibError(f"There is no {page}.")
-    results, entries = [], _read(page, paper)
+    return _read(page, paper)
+
+
+def _answered(paper: str, out: str | Path | None, entries: list[FindingEntry]) -> list[Finding]:
+    """Answer questions by what the records of their checks say."""
+    results = []
     ids = list(dict.fromkeys(entry["claim"] for entry in entries))
     judged = {row["id"]: row for row in claims.judge(paper, out, ids)}
     known = {claim["id"]: claim for claim in claims.claims_of(paper)}
@@ -150,7 +177,10 @@ def answers(paper: str, out: str | Path | None = None) -> list[Finding]:
             said = part.get(check["outcome"], "There is no record yet that could say.")
             for word in ("measured", "size"):
                 said = said.replace(f"{{{word}}}", minus(check[word]))
-            setting = _setting(paper, known[entry["claim"]], check, out)
+            if "{share}" in said:
+                said = said.replace("{share}", share(check["size"]))
+            fields = _fields(paper, known[entry["claim"]], check, out)
+            setting = scale.setting(fields["scale"], fields["data"])
             sentences += [settings[-1]] if settings and settings[-1] not in ("", setting) else []
             sentences.append(said)
             settings.append(setting)
@@ -158,10 +188,17 @@ def answers(paper: str, out: str | Path | None = None) -> list[Finding]:
         results.append(
             Finding(
                 entry["question"], " ".join(sentences), row["paper_reports"], setting,
-                entry["claim"], check["outcome"], entry.get("front", False),
+                entry["claim"], check["outcome"], row["finding"],
+                scale.words(fields["scale"], fields["data"]), fields["data"] or "nothing measured",
             )
         )  # fmt: skip
     return results
+
+
+def share(size: str) -> str:
+    """Return a difference beside its baseline as a share of it: ``"6%"`` of ``"0.024 of 0.42"``."""
+    d, _, base = size.replace(" points", "").partition(" of ")
+    return f"{float(d) / float(base):.0%}" if base else size
 
 
 def minus(text: str) -> str:
@@ -169,9 +206,9 @@ def minus(text: str) -> str:
     return re.sub(r"(?<![\w.])-(?=[\d.])", "\N{MINUS SIGN}", text)
 
 
-def _setting(paper: str, claim: claims.Claim, check: dict[str, Any], out: str | Path | None) -> str:
-    """Say at what scale and on which data a check was carried out; nothing for what is exact."""
-    if claim["kind"] != "measured" or not check["profile"]:
-        return ""
-    fields = claims.measured_at(claim, claims.read_from(paper, check["record"], out))
-    return scale.setting(fields["scale"], fields["data"])
+def _fields(
+    paper: str, claim: claims.Claim, check: dict[str, Any], out: str | Path | None
+) -> dict[str, Any]:
+    """Return scale and data of a check; empty for what is exact."""
+    read = check["record"] if claim["kind"] == "measured" and check["profile"] else ""
+    return claims.measured_at(claim, claims.read_from(paper, read, out))

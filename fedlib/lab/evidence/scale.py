@@ -121,8 +121,23 @@ def setting(differ: Iterable[str], data: str) -> str:
     """
     if not data:
         return ""
-    names = ", ".join(dict.fromkeys(line.partition(":")[0] for line in differ))
+    names = _names(differ)
     where = {GENERATED: "data " + GENERATED, NONE: ""}.get(data, "on " + data)
     at = f"Not at the paper's scale ({names})" if names else "At the paper's own scale"
     at = f"In {OUR_EXPERIMENT}" if names == OUR_EXPERIMENT else at
     return f"{at}{', ' * bool(where)}{where}."
+
+
+def words(differ: Iterable[str], data: str) -> str:
+    """Return the scale alone, in words. Parameters as for :func:`setting`."""
+    names = _names(differ)
+    if not data:
+        return "nothing measured"
+    if names in ("", OUR_EXPERIMENT):
+        return names or "the paper's own"
+    return f"not the paper's ({names})"
+
+
+def _names(differ: Iterable[str]) -> str:
+    """Return the names of what differs, each once."""
+    return ", ".join(dict.fromkeys(line.partition(":")[0] for line in differ))

@@ -10,7 +10,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 import pandas as pd
 
-from fedlib.errors import unknown
+from fedlib.errors import FedlibError, unknown
 from fedlib.lab.evidence import catalogue, claims, duration, experiments, findings, scale
 from fedlib.lab.evidence.records import MissingRecord, Record
 from fedlib.lab.show import plotting
@@ -212,6 +212,23 @@ class Chapter:
         table["outcome"] += [f" ({why})" if why else "" for why in table["why"]]
         columns = ["outcome", "quantity", "measured", "asked", "record"]
         return table[columns].style.hide(axis="index")
+
+    def opening(self) -> Markdown:
+        """Return what stored records answer to the paper's own question, in three fields.
+
+        Raises
+        ------
+        FedlibError
+            For a paper whose findings have no ``brief``.
+        """
+        plotting.use()
+        row = findings.brief(self.paper)
+        if row is None:
+            raise FedlibError(f"data/papers/{self.paper}/findings.toml has no 'brief'.")
+        lines = [f"**We find:** {row.answer}", f"* *The paper reports:* {row.paper}",
+                 f"* *Finding:* {row.finding} ({row.claim})", f"* *Scale:* {row.scale}",
+                 f"* *Data:* {row.data}"]  # fmt: skip
+        return Markdown("\n".join([lines[0], "", *lines[1:]]))
 
     def findings(self) -> Markdown:
         """Return what stored records answer to readers' questions, each with its claim.
