@@ -320,7 +320,8 @@ def check_again(paper: str, experiment: str, out: str | Path, progress: bool = T
         return differs
     if alike and old["data"] != new["data"]:
         return f"the same rows from other data: {new['data']}, not {old['data']}"
-    noted = old | freshness.stamp(old, new["code"])
+    noted = old | freshness.stamp(old, old["code"])  # which made the stored rows
+    noted |= freshness.stamp(noted, new["code"])
     if noted != old:
         records.save(None, stored.frame, noted)
     return ""
