@@ -547,6 +547,9 @@ def test_a_claim_tried_at_two_sizes_shows_both(monkeypatch, tmp_path):
     assert row["scale"] and smaller["scale"] == [] and smaller["profile"] == "quick"
 
 
+LOG = {"with": {"metric": "log gap"}}
+
+
 @pytest.mark.parametrize(
     ("check", "words"),
     [
@@ -556,7 +559,9 @@ def test_a_claim_tried_at_two_sizes_shows_both(monkeypatch, tmp_path):
         (dict(asks="within", bounds=[0.5, math.inf]), "at least 0.5"),
         (dict(asks="within", bounds=[-math.inf, 2.0]), "at most 2"),
         (dict(asks="within", bounds=[1.0, 2.0]), "between 1 and 2"),
-        (dict(asks="better", measure=next(iter(claims.RATIOS))), "above 1, by a factor 1.49182"),
+        (dict(asks="better", measure=next(iter(claims.RATIOS))), "above 1, by a factor 1.49"),
+        (dict(asks="better") | LOG, "above 1, by a factor 1.49"),
+        (dict(asks="within", bounds=[-math.inf, -23.0259]) | LOG, "at most 1e-10"),
     ],
 )
 def test_what_is_asked_in_words(check, words):

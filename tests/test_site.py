@@ -303,7 +303,7 @@ def test_the_first_screen_of_results_has_answer_and_picture(paper, html):
     with browser.chromium() as chromium:
         tab = chromium.open()
         tab.show((html / "notebooks" / chapter / "3_reproduce.html").as_uri(), width=1440)
-        names = ["div.tag_found li:last-child", "article figure img", "article div.input_area pre"]
+        names = ["div.tag_found li:last-child", "article figure img", "article h2"]
         tops = [
             tab.evaluate(f"document.querySelector('{name}').getBoundingClientRect().top")
             for name in names

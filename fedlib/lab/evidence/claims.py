@@ -248,7 +248,7 @@ def question(claim: Claim, check: Asked) -> Question:
 
 def _is_log(check: dict[str, Any]) -> bool:
     """Say whether a check's values are natural logarithms, which are shown as what they are of."""
-    return str(check["with"].get("metric")).startswith("log ")
+    return str(check.get("with", {}).get("metric")).startswith("log ")
 
 
 def _words(check: dict[str, Any], s: float) -> str:
@@ -258,7 +258,10 @@ def _words(check: dict[str, Any], s: float) -> str:
         return f"above 0, by {s:g}"
     if check["asks"] == "same":
         return f"within ±{s:g}"
-    least, most = map(math.exp, check["bounds"]) if _is_log(check) else check["bounds"]
+    least, most = check["bounds"]
+    if _is_log(check):
+        ends = (end if math.isinf(end) else math.exp(end) for end in (least, most))
+        least, most = (float(f"{end:.3g}") for end in ends)
     if least == most:
         return f"exactly {least:g}"
     if math.isinf(most):
