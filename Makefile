@@ -5,6 +5,8 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Hundreds of processes import the same files, and would each compile them.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help book test quick slow coverage test-avx2 mutants lines lab bench gpu ages hours strip clean

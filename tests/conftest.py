@@ -1,5 +1,6 @@
 """Shared by all tests. What takes long to import is imported where it is needed."""
 
+import gc
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ LONG = (
     "test_site",  # one worker has this and test_profiles
     "test_experiments",
     "test_profiles",
+    "test_jupyterlab",
     "test_notebooks",
     "test_batch_ray",
     "test_batch",
@@ -61,7 +63,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """One thread, so that small products are not slowed down by waiting."""
+    """One thread, so that small products are not slowed down by waiting.
+
+    What collecting has left stays: the garbage collector need not go through it again and again.
+    """
+    gc.freeze()
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(1)
 

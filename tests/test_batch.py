@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import nbformat
@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from fedlib.errors import FedlibError
 from fedlib.lab import batch
 from fedlib.lab.batch import grid as grids
-from fedlib.lab.batch import store, units, work
+from fedlib.lab.batch import spread, store, units, work
 from fedlib.lab.cli import app
 from fedlib.lab.evidence import catalogue, experiments
 
@@ -82,6 +82,17 @@ def march(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     yield tmp_path
     sys.modules.pop("a_march", None)
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Carry units out in this process: one of their own takes three seconds to begin."""
+
+    def carry_out(units: list, folder: Path, *_: int) -> Iterator[dict[str, str]]:
+        for unit in units:
+            yield work.carry_out_unit(unit, folder)
+
+    monkeypatch.setattr(spread, "_processes", carry_out)
 
 
 def rows(path: Path) -> bytes:
@@ -160,7 +171,7 @@ def test_an_axis_takes_one_value_from_the_command_line(march):
 
 
 @pytest.mark.slow
-def test_listed_jobs_are_beside_those_of_the_grid(march, tmp_path):
+def test_listed_jobs_are_beside_those_of_the_grid(march, here, tmp_path):
     listed = [{"rate": 9.0, "pause": 0.01}, {"rate": 1.0, "seed": 7}]
     page = {"set": FAR | {"seed": 3}, "grid": {"rate": [1.0, 2.0]}, "job": listed}
     jobs = batch.read_grid(page)
@@ -346,7 +357,7 @@ def test_the_table_and_the_store(march, tmp_path):
 
 
 @pytest.mark.slow
-def test_finished_jobs_are_not_run_again(march, tmp_path):
+def test_finished_jobs_are_not_run_again(march, here, tmp_path):
     out = tmp_path / "out"
     batch.run({"set": FAR, "grid": {"rate": [1.0]}}, out, progress=False)
     (done,) = (path for path in out.rglob("*.csv.gz"))
@@ -433,7 +444,7 @@ list(tqdm(range(2), disable=True))
 
 
 @pytest.mark.slow
-def test_a_headline_that_there_is_not_is_told(march, tmp_path, capsys):
+def test_a_headline_that_there_is_not_is_told(march, here, tmp_path, capsys):
     page = {"set": FAR, "grid": {"rate": [1.0, 2.0]}, "headline": {"metric": "lss"}}
     table = batch.run(page, tmp_path / "out", progress=False)
     words = "[headline]: run 'slow' has no train lss. It has: train loss."
@@ -444,7 +455,7 @@ def test_a_headline_that_there_is_not_is_told(march, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_a_folder_that_cannot_be_written_can_be_looked_at(march, tmp_path, monkeypatch):
+def test_a_folder_that_cannot_be_written_can_be_looked_at(march, here, tmp_path, monkeypatch):
     page, call = {"set": FAR, "grid": {"rate": [1.0, 2.0]}}, CliRunner().invoke
     batch.run(page, tmp_path / "out", progress=False)
 
@@ -462,7 +473,7 @@ def test_a_folder_that_cannot_be_written_can_be_looked_at(march, tmp_path, monke
 
 
 @pytest.mark.slow
-def test_two_of_the_same_batch_refuse_each_other(march, tmp_path):
+def test_two_of_the_same_batch_refuse_each_other(march, here, tmp_path):
     page, out = {"set": FAR, "grid": {"pause": [0.0, 0.1]}}, tmp_path / "out"
     out.mkdir()
     with work.locks.only_one(out / ".1-of-2.lock", "A batch"):
@@ -550,7 +561,7 @@ def test_interrupted_while_workers_begin_it_says_one_line(march, tmp_path):
 
 
 @pytest.mark.slow
-def test_commands(march, tmp_path):
+def test_commands(march, here, tmp_path):
     call = CliRunner().invoke
     write(tmp_path, MARCH.replace('"a", "b", "c", "d", "e"', '"a", "broken"'))
     grid, out = str(tmp_path / "grid.toml"), str(tmp_path / "out")
@@ -598,7 +609,7 @@ def test_one_experiment_with_other_settings(march, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_picture_shows_means_and_reach(march, tmp_path):
+def test_a_picture_shows_means_and_reach(march, here, tmp_path):
     page = {"set": FAR, "grid": {"rate": [1.0, 100.0], "mood": ["a", "b"], "seed": [1, 3]}}
     batch.run(page, tmp_path / "out", progress=False)
     figure = batch.plot(tmp_path / "out")

@@ -94,7 +94,7 @@ def slides(notebook):
 
 
 def trains(notebook, stops):
-    """Start a training and see it end; or pause it, go on, and stop it."""
+    """Start a training and see it end; or pause it, go on, stop it, and interrupt a second one."""
 
     def press(name):
         buttons = f"[...{PANEL}.querySelectorAll('button')]"
@@ -116,15 +116,8 @@ def trains(notebook, stops):
     notebook.until(f"/[0-9]+ s left/.test({PANEL}.innerText)", 20)
     press("Stop")
     notebook.until(f"/stopped after [0-9]+ rounds/.test({PANEL}.innerText)", 20)
-
-
-def test_an_interrupt_of_the_kernel_stops_a_training(address, chromium):
-    notebook = opened(chromium, address, "02_participation/2_build.ipynb")
-    notebook.run()
-    notebook.tell("panel.rounds = 10**6")
-    notebook.page.evaluate(f"[...{PANEL}.querySelectorAll('button')][0].click()")
+    press("Train")
     notebook.until(f"/[0-9]+ s left/.test({PANEL}.innerText)", 20)
     notebook.command("notebook:interrupt-kernel")
     notebook.until(f"/stopped after [0-9]+ rounds/.test({PANEL}.innerText)", 20)
     notebook.tell("assert not panel.run.thread.is_alive()")
-    notebook.page.close()

@@ -114,27 +114,33 @@ def html(built: tuple[Path, str]) -> Path:
 
 
 @pytest.fixture(scope="session")
-def visits(html: Path) -> Iterator[dict[tuple[str, str, int], Seen]]:
-    """Open each page wide, light and dark in turn; then as a phone, in the other; then on paper."""
+def chromium() -> Iterator[browser.Browser]:
+    """Start a browser, one for all tests."""
     if browser.find() is None:
         pytest.skip("no Chromium found: install one, or name it in CHROMIUM")
+    with browser.chromium() as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def visits(html: Path, chromium: browser.Browser) -> dict[tuple[str, str, int], Seen]:
+    """Open each page wide, light and dark in turn; then as a phone, in the other; then on paper."""
     seen = {}
-    with browser.chromium() as chromium:
-        for number, name in enumerate(PAGES):
-            schemes = list(SCHEMES.items())[:: -1 if number % 2 else 1]
-            tab = chromium.open()
-            tab.show((html / f"{name}.html").as_uri(), dark=schemes[0][1])
-            for width in WIDTHS:
-                scheme, dark = schemes[width == WIDTHS[-1]]
-                tab.prefer(dark)
-                tab.resize(width)
-                away = [url for url in tab.requests if not url.startswith(LOCAL)]
-                seen[name, scheme, width] = Seen(tab.evaluate(STATE), tab.complaints, away)
-            tab.resize(PAPER)
-            tab.print()
-            seen[name, "print", PAPER] = Seen(tab.evaluate(STATE), tab.complaints, [])
-            tab.close()
-    yield seen
+    for number, name in enumerate(PAGES):
+        schemes = list(SCHEMES.items())[:: -1 if number % 2 else 1]
+        tab = chromium.open()
+        tab.show((html / f"{name}.html").as_uri(), dark=schemes[0][1])
+        for width in WIDTHS:
+            scheme, dark = schemes[width == WIDTHS[-1]]
+            tab.prefer(dark)
+            tab.resize(width)
+            away = [url for url in tab.requests if not url.startswith(LOCAL)]
+            seen[name, scheme, width] = Seen(tab.evaluate(STATE), tab.complaints, away)
+        tab.resize(PAPER)
+        tab.print()
+        seen[name, "print", PAPER] = Seen(tab.evaluate(STATE), tab.complaints, [])
+        tab.close()
+    return seen
 
 
 def of(visits: dict, page: str) -> list[Seen]:
@@ -412,41 +418,35 @@ def test_no_page_loads_what_it_does_not_use(page, html):
     assert ("/mathjax/" in text) == bool(re.search(r'class="[^"]*\b(math|text_latex)\b', text))
 
 
-def test_a_verdict_s_address_shows_its_claims_alone(html, verdicts):
-    if browser.find() is None:
-        pytest.skip("no Chromium found: install one, or name it in CHROMIUM")
+def test_a_verdict_s_address_shows_its_claims_alone(html, verdicts, chromium):
     rows = [row for found in verdicts.values() for row in found]
     seen = """[...document.querySelectorAll(".claims-list tbody tr")]
       .filter(e => e.getClientRects().length).map(e => e.id)"""
-    with browser.chromium() as chromium:
-        for verdict in ("contradicted", "contradicted in part"):
-            tab = chromium.open()
-            place = f"#only-{verdict.replace(' ', '-')}"
-            assert place in (html / "book" / "index.html").read_text("utf-8")
-            tab.show((html / "book" / "scoreboard.html").as_uri() + place)
-            asked = [row["id"].lower() for row in rows if row["finding"] == verdict]
-            assert tab.evaluate(seen) == asked
-        tab.evaluate("document.querySelector('form.claims-filter select').focus()")
-        tab.press("Home", 36)  # all findings
-        tab.evaluate("document.querySelectorAll('form.claims-filter select')[1].focus()")
-        while tab.evaluate("document.activeElement.selectedOptions[0].id") != "only-own-scale":
-            tab.press("ArrowDown", 40)
-        asked = [row["id"].lower() for row in rows if claims.is_own_scale(row)]
-        assert tab.evaluate(seen) == asked
-        said = tab.evaluate("document.querySelector('form.claims-filter output').value")
-        assert said == f"{len(asked)} of {len(rows)} claims"
-
-
-def test_a_link_into_a_folded_section_opens_it(html):
-    if browser.find() is None:
-        pytest.skip("no Chromium found: install one, or name it in CHROMIUM")
-    page = html / "notebooks" / "03_hierarchy" / "3_reproduce.html"
-    with browser.chromium() as chromium:
+    for verdict in ("contradicted", "contradicted in part"):
         tab = chromium.open()
-        tab.show(page.as_uri() + "#hier-rep-choosing")
-        opened = "document.querySelectorAll('details.folded[open]')"
-        ids = tab.evaluate(f"[...{opened}].map(e => e.parentElement.id)")
-        assert ids == ["beyond-the-paper-choose-s"]
+        place = f"#only-{verdict.replace(' ', '-')}"
+        assert place in (html / "book" / "index.html").read_text("utf-8")
+        tab.show((html / "book" / "scoreboard.html").as_uri() + place)
+        asked = [row["id"].lower() for row in rows if row["finding"] == verdict]
+        assert tab.evaluate(seen) == asked
+    tab.evaluate("document.querySelector('form.claims-filter select').focus()")
+    tab.press("Home", 36)  # all findings
+    tab.evaluate("document.querySelectorAll('form.claims-filter select')[1].focus()")
+    while tab.evaluate("document.activeElement.selectedOptions[0].id") != "only-own-scale":
+        tab.press("ArrowDown", 40)
+    asked = [row["id"].lower() for row in rows if claims.is_own_scale(row)]
+    assert tab.evaluate(seen) == asked
+    said = tab.evaluate("document.querySelector('form.claims-filter output').value")
+    assert said == f"{len(asked)} of {len(rows)} claims"
+
+
+def test_a_link_into_a_folded_section_opens_it(html, chromium):
+    page = html / "notebooks" / "03_hierarchy" / "3_reproduce.html"
+    tab = chromium.open()
+    tab.show(page.as_uri() + "#hier-rep-choosing")
+    opened = "document.querySelectorAll('details.folded[open]')"
+    ids = tab.evaluate(f"[...{opened}].map(e => e.parentElement.id)")
+    assert ids == ["beyond-the-paper-choose-s"]
 
 
 def test_names_in_code_and_prose_lead_to_the_api_and_its_modules_to_pages(html):
@@ -501,15 +501,14 @@ CONTRAST = "({runOnly: ['color-contrast']})"  # nothing else differs in the dark
 
 
 @pytest.mark.parametrize("page", KINDS)
-def test_axe_finds_nothing_serious(page, html):
-    if browser.find() is None:
-        pytest.skip("no Chromium found: install one, or name it in CHROMIUM")
+def test_axe_finds_nothing_serious(page, html, chromium):
     script = resources.files("axe_core_python").joinpath("axe.min.js").read_text("utf-8")
-    with browser.chromium() as chromium:
-        for dark, rules in ((False, "({})"), (True, CONTRAST)):
-            tab = chromium.open()
-            tab.show((html / f"{page}.html").as_uri(), dark=dark)
-            tab.evaluate(script + "; true")
-            time.sleep(0.3)  # buttons fade to their colours
-            assert tab.evaluate(AXE + rules) == []
-            tab.close()
+    tab = chromium.open()
+    tab.show((html / f"{page}.html").as_uri())
+    tab.evaluate(script + "; true")
+    for scheme, rules in (("light", "({})"), ("dark", CONTRAST)):
+        tab.prefer(SCHEMES[scheme])
+        time.sleep(0.3)  # the theme follows, and buttons fade to their colours
+        assert tab.evaluate("document.documentElement.dataset.theme") == scheme
+        assert tab.evaluate(AXE + rules) == []
+    tab.close()
