@@ -40,6 +40,7 @@ KNOBS = {
 
 SMALLEST = 0.01  # accuracy: below it a difference is no reason to choose
 LEVEL = 0.05  # of a false alarm in a cell, all pairs of methods together
+TINTS = (plotting.BLUE, plotting.ORANGE, plotting.GREEN, plotting.PURPLE, plotting.VERMILION)
 GRADE = {"FedAdam": "adaptive server", "FedYogi": "adaptive server"}
 
 
@@ -130,13 +131,14 @@ def draw(said: pd.DataFrame) -> None:
         What :func:`cells` returns.
     """
     names = list(dict.fromkeys(said["situation"]))
-    colors = dict(zip(dict.fromkeys(said["best"]), itertools.cycle(plotting.PALETTE), strict=False))
+    sure = [best.split(", ")[0] for best in said.loc[said["sure"], "best"]]
+    colors = dict(zip(dict.fromkeys(sure), itertools.cycle(TINTS), strict=False))
     ax = plt.subplots(figsize=(9.6, 0.9 * len(names) + 0.4))[1]
     for i, name in enumerate(names):
         ax.text(-0.03, i + 0.5, f"{name}\n", ha="right", va="center", weight="bold")
         ax.text(-0.03, i + 0.5, f"\n{KNOBS[name]}", ha="right", va="center", size="small")
         for j, (_, cell) in enumerate(said[said["situation"] == name].iterrows()):
-            shade = colors[cell["best"]] if cell["sure"] else "none"
+            shade = colors[cell["best"].split(", ")[0]] if cell["sure"] else "none"
             box = plt.Rectangle((j, i), 1, 1, fc=shade, alpha=0.25, lw=0)
             ax.add_patch(box)
             ax.add_patch(plt.Rectangle((j, i), 1, 1, fc="none", ec="0.6", lw=0.8))
