@@ -232,7 +232,7 @@ def test_shipped_records_are_whole_and_up_to_date():
         m = record.manifest
         assert record.path.name == f"{m['experiment']}.{m['profile']}.csv.gz"
         assert record.path.parent == paths.paper_folder(m["paper"]) / "results"
-        column = "method" if "tunes" in m["settings"] else "run"
+        column = "method" if "method" in record.frame else "run"
         assert {run["run"] for run in m["settings"].get("runs", [])} <= set(record.frame[column])
         assert set(record.frame["seed"]) <= {0, *m["seeds"]}
     stale = {f"{r.manifest['paper']}/{r.path.name[:-7]}": r.state.why

@@ -43,12 +43,13 @@ def mark_told(app: Sphinx, doctree: nodes.document) -> None:
 def _to_record(app: Sphinx, line: str) -> nodes.paragraph:
     """Return a line on where numbers come from; the record's name leads to its manifest."""
     chapter = Path(app.env.docname).parent.name
-    (home,) = (h for h in papers().values() if about(h).get("chapter") == chapter)
+    homes = [h for h in papers().values() if about(h).get("chapter") == chapter]
     paragraph = nodes.paragraph(classes=["provenance"])
     for part in re.split(r"(?<=Record )(\S+?\.(?:smoke|quick|long|paper))\b", line):
-        file = home / "results" / f"{part}.json"
-        if file.is_file():
-            paragraph += nodes.reference("", part, refuri=_beside(app, home.name, file))
+        files = [home / "results" / f"{part}.json" for home in homes]
+        if file := next(filter(Path.is_file, files), None):
+            name = file.parents[1].name
+            paragraph += nodes.reference("", part, refuri=_beside(app, name, file))
         else:
             paragraph += nodes.Text(part)
     return paragraph
