@@ -114,7 +114,7 @@ def test_the_last_letters_are_columns():
     assert torch.nonzero(seen[0]).flatten().tolist() == [0 + 1, 3 + 0, 6 + 2, 9 + 1]
 
 
-def own(setup: methods.Setup) -> FedAvg:
+def own(setup: methods.Conditions) -> FedAvg:
     """Stand for a method that is not in the book."""
     return FedAvg(*setup.basic)
 

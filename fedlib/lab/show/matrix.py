@@ -186,7 +186,7 @@ def enter(
     Parameters
     ----------
     method
-        ``"package.module:function"``, a function of a :class:`~fedlib.lab.studies.methods.Setup`
+        ``"package.module:function"``, a function of a :class:`~fedlib.lab.studies.methods.Conditions`
         that returns an algorithm.
     profile
         The size; the book's own records are there for ``"quick"``.

@@ -40,7 +40,7 @@ class Trying(Settings):
 
     situation: str  # of SITUATIONS
     knob: NonNegativeFloat  # how hard it is; what it is, SITUATIONS says
-    method: str  # of METHODS, or "package.module:function", a function of a Setup
+    method: str  # of METHODS, or "package.module:function", a function of a Conditions
     strength: NotRequired[PositiveFloat]  # the method's own setting, where it has one
     interval: NotRequired[PositiveInt]  # of amplification, where availability has no cycle
     waits: NotRequired[bool]  # a round lasts until the slowest client has taken all its steps
@@ -85,7 +85,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Setup:
+class Conditions:
     """What a method is made from.
 
     Attributes
@@ -260,7 +260,7 @@ SITUATIONS: dict[str, Callable[[Trying, Sequence[int], str], Place]] = {
 # --- methods --------------------------------------------------------------------------------------
 
 
-def amplified_merges(s: Setup) -> AmplifiedHierarchicalSGD:
+def amplified_merges(s: Conditions) -> AmplifiedHierarchicalSGD:
     """Return amplified merges of groups of one client, each iterating as fast as it can."""
     most = max(s.steps)
     delays, sync = tuple(Deterministic(most / steps) for steps in s.steps), most - 0.5
@@ -270,7 +270,7 @@ def amplified_merges(s: Setup) -> AmplifiedHierarchicalSGD:
     )  # fmt: skip
 
 
-METHODS: dict[str, Callable[[Setup], Any]] = {
+METHODS: dict[str, Callable[[Conditions], Any]] = {
     "fedavg": lambda s: FedAvg(*s.basic),
     "fedprox": lambda s: fedprox.FedProx(*s.basic, mu=s.strength),
     "scaffold": lambda s: scaffold.SCAFFOLD(*s.basic),
@@ -298,7 +298,7 @@ METHODS: dict[str, Callable[[Setup], Any]] = {
 TOGETHER = ("run", "lr", "tuned_as")  # in what rows of one batch may differ
 
 
-def build(name: str, setup: Setup) -> Any:
+def build(name: str, setup: Conditions) -> Any:
     """Return a method by its name in :data:`METHODS`, or one of your own, ``"module:function"``."""
     if name in METHODS:
         return METHODS[name](setup)
@@ -341,11 +341,11 @@ def trying(job: Job[Trying]) -> Outcome:
     return joined(frames, diverged, s["runs"], hashes)
 
 
-def _setup(place: Place, runs: Sequence[Trying], seeds: int) -> Setup:
+def _setup(place: Place, runs: Sequence[Trying], seeds: int) -> Conditions:
     """Return what the method of runs that differ in rates is made from."""
     s, slowest, most = runs[0], min(place.steps), max(place.steps)
     waits, rounds = s.get("waits", False), s["rounds"]
-    return Setup(
+    return Conditions(
         place.process, tuple(run["lr"] for run in runs for _ in range(seeds)),
         most if waits else slowest, s["batch_size"], s.get("strength"), place.steps,
         s.get("interval", place.process.cycle),
@@ -387,7 +387,7 @@ def _personal(algorithm: Any, state: Any, task: Task) -> Tensor:
 
 
 def _spent(
-    job: Job[Trying], place: Place, setup: Setup, algorithm: Any, history: History
+    job: Job[Trying], place: Place, setup: Conditions, algorithm: Any, history: History
 ) -> pd.DataFrame:
     """Return rows of what every seed has spent: gradients, models sent and models kept."""
     N, T, rows = place.task.N, setup.rounds, []
