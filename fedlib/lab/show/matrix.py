@@ -186,8 +186,8 @@ def enter(
     Parameters
     ----------
     method
-        ``"package.module:function"``, a function of a :class:`~fedlib.lab.studies.methods.Conditions`
-        that returns an algorithm.
+        ``"package.module:function"``, a function of
+        :class:`~fedlib.lab.studies.methods.Conditions` that returns an algorithm.
     profile
         The size; the book's own records are there for ``"quick"``.
     strengths
