@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
+import re
+
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from scipy import stats
 
-from fedlib import datasets
+from fedlib import datasets, paths
 from fedlib.errors import FedlibError
 from fedlib.lab.evidence import catalogue, records, tuning
 from fedlib.lab.job import Job
@@ -215,3 +220,72 @@ def test_a_method_that_is_none_is_refused_before_anything_runs(tmp_path):
     with pytest.raises(FedlibError, match="no situation 'slo'.*slow"):
         matrix.enter(f"{__name__}:own", "smoke", out=tmp_path, names=["slo"])
     assert not list(tmp_path.iterdir())
+
+
+# --- the picture, from the rows, by other code ----------------------------------------------------
+
+SHARES = {"cycles": 1 / 2, "come-and-go": 1 / 5}  # as the page says; else a tenth
+
+
+def rows(name: str) -> pd.DataFrame:
+    return pd.read_csv(paths.paper_folder("methods") / "results" / f"{name}.quick.csv.gz")
+
+
+def of(run: str) -> str:
+    """Return a run's method, by its words."""
+    words = [w for w in run.split(" at ")[0].split(", ") if " = " not in w]
+    return re.sub("FedAdam|FedYogi", "adaptive server", ", ".join(words))
+
+
+def stands(name: str) -> dict[float, dict[str, str]]:
+    """Return which run stands for each method at each knob: the lowest loss on the tuning seeds."""
+    f = rows(f"rates-{name}")
+    f = f[(f["metric"] == "loss") & f["split"].isin(["train", "validation"])]
+    f = f[f["split"] == ("validation" if "validation" in set(f["split"]) else "train")]
+    stop = f.groupby(["run", "seed"])["round"].transform("max")
+    late = f[f["round"] > stop * 2 / 3].groupby(["method", "run"])["value"]
+    lost = late.apply(lambda v: np.inf if v.isna().any() else v.mean()).groupby("method").min()
+    best: dict[float, dict[str, str]] = {}
+    for method in lost.sort_values(ascending=False).index:
+        best.setdefault(float(method.split(" at ")[1]), {})[of(method)] = method
+    return best
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", matrix.situations())
+def test_the_picture_says_what_the_rows_say(name):
+    """By pandas and scipy alone: who stands for a method, who is best, who is not told from it."""
+    said = matrix.cells(matrix.table(lambda n: records.load("methods", n, "quick"), [name]))
+    if said.empty:
+        pytest.skip("no record yet")
+    frame, chosen = rows(name), stands(name)
+    frame = frame[(frame["metric"] == "accuracy") & (frame["split"] == "test")]
+    stop = frame.groupby("run")["round"].transform("max")
+    late = frame[frame["round"] > stop * (1 - SHARES.get(name, 1 / 10))]
+    each = late.groupby(["run", "seed"])["value"].mean().unstack("seed")
+    assert len(said) == len(chosen) == 3
+    for cell in said.to_dict("records"):
+        ends = {method: each.loc[run] for method, run in chosen[cell["knob"]].items()}
+        best = max(ends, key=lambda method: ends[method].mean())
+        level = 1 - 0.05 / math.comb(len(ends), 2)
+        intervals = {m: stats.ttest_rel(ends[best], v).confidence_interval(level)
+                     for m, v in ends.items() if m != best}  # fmt: skip
+        near = {m for m, (low, high) in intervals.items() if low <= 0 or low + high < 2 * 0.01}
+        assert (cell["best"], {*cell["level"]}) == (best, near)
+
+
+def test_who_diverges_in_some_seeds_is_not_judged_by_the_others():
+    def load(name: str) -> records.Record:
+        record = records.load("methods", name, "smoke")
+        frame = record.frame.copy()
+        frame.loc[(frame["run"] == "MIFA at 0.3") & (frame["seed"] == 2), "value"] = np.nan
+        return record if name.startswith("rates-") else dataclasses.replace(record, frame=frame)
+
+    each = matrix.table(load, ["sampled"]).set_index("method")["each"]
+    assert each["MIFA"][1] > 0.5 and each["MIFA"][2] == 0 and (each["FedAvg"] > 0.5).all()
+
+
+def test_waiting_costs_a_round_of_everybody_once_a_cycle():
+    frame = run(dict(run="x", method="waiting"), situation="cycles", knob=1.0, rounds=12)
+    spent = frame[frame["split"] == "spent"].groupby("metric")["value"].unique()
+    assert spent["gradients"] == [2 * 10 * 4] and spent["models"] == [2 * 10 * 2]

@@ -25,7 +25,7 @@ from fedlib.lab.show import plotting
 
 PAPER = "methods"
 TUNING = "rates-"  # before the name of a situation: the experiment that tunes it
-LATE = {"cycles": 0.5, "come-and-go": 0.2}  # share of the run at whose end it is judged; else 0.1
+LATE = {"cycles": 0.5, "come-and-go": 0.2}  # last share of the run that is judged; else a tenth
 KNOBS = {
     "everybody": "samples from anywhere",
     "sampled": "samples from anywhere",
@@ -71,7 +71,8 @@ def table(load: Callable[[str], Record], names: Sequence[str] | None = None) -> 
     -------
     pandas.DataFrame
         A row a cell and method: ``situation``, ``knob``, ``method``; ``run``, which setting stands
-        for it; ``each``, its test accuracy at the end by seed; ``accuracy``, their mean.
+        for it; ``each``, its test accuracy at the end by seed, 0 where it diverged; ``accuracy``,
+        their mean.
     """
     rows = []
     for name in names or situations():
@@ -85,10 +86,11 @@ def table(load: Callable[[str], Record], names: Sequence[str] | None = None) -> 
         runs["loss"] = losses.reindex(runs["run"]).to_numpy()
         best = runs.loc[runs.groupby(["knob", "method"], sort=False)["loss"].idxmin()]
         for _, run in best.iterrows():
-            each = measures.last(record, run["run"], "accuracy", "test", LATE.get(name, 0.1))
+            share = LATE.get(name, measures.FINAL)
+            each = measures.last(record, run["run"], "accuracy", "test", share).fillna(0.0)
             rows.append(dict(situation=name, **run[["knob", "method", "run"]], each=each,
                              accuracy=each.mean()))  # fmt: skip
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows, columns=["situation", "knob", "method", "run", "each", "accuracy"])
 
 
 def cells(found: pd.DataFrame) -> pd.DataFrame:
@@ -109,7 +111,7 @@ def cells(found: pd.DataFrame) -> pd.DataFrame:
         best, pairs = cell.iloc[0], len(cell) * (len(cell) - 1) / 2
         level = []
         for _, other in cell.iloc[1:].iterrows():
-            gap = (best["each"] - other["each"]).dropna()
+            gap = best["each"] - other["each"]
             error = gap.std() / np.sqrt(len(gap))
             low = gap.mean() - stats.t.ppf(1 - LEVEL / 2 / pairs, len(gap) - 1) * error
             if not (low > 0 and gap.mean() >= SMALLEST):
@@ -119,7 +121,8 @@ def cells(found: pd.DataFrame) -> pd.DataFrame:
             second=cell.iloc[1]["method"], behind=best["accuracy"] - cell.iloc[1]["accuracy"],
             level=level, sure=not level,
         ))  # fmt: skip
-    return pd.DataFrame(rows)
+    said = ["situation", "knob", "best", "accuracy", "second", "behind", "level", "sure"]
+    return pd.DataFrame(rows, columns=said)
 
 
 def draw(said: pd.DataFrame) -> None:
@@ -157,7 +160,7 @@ def beside(cell: Mapping[str, Any]) -> str:
     return f"not told from {first}" + f" and {len(more)} more" * bool(more)
 
 
-def own_runs(method: str, name: str, profile: str, strengths: Sequence[float]) -> list[dict]:
+def _own_runs(method: str, name: str, profile: str, strengths: Sequence[float]) -> list[dict]:
     """Return the runs of a method of one's own in a situation: its knobs, and each strength."""
     short = method.rpartition(":")[2]
     knobs = dict.fromkeys(r["knob"] for r in catalogue.settings(PAPER, name, profile)["runs"])
@@ -219,7 +222,7 @@ def enter(
     study(method)  # is it there?
     home, tables = Path(out) / method.rpartition(":")[2], []
     for name in names or every:
-        runs = own_runs(method, name, profile, strengths)
+        runs = _own_runs(method, name, profile, strengths)
         for experiment, more in ((TUNING + name, {}), (name, {"lr": "tuned"})):
             changes = {"runs": [run | more for run in runs]}
             if not _there(experiment, profile, seeds, home, changes):

@@ -127,16 +127,6 @@ class Conditions:
 # --- situations -----------------------------------------------------------------------------------
 
 
-def _skewed(s: Trying, seeds: Sequence[int], device: str, skew: float) -> tuple[Task, dict]:
-    """Return a task whose clients hold a class each, but for a share of samples from anywhere."""
-    data = datasets.load(s["dataset"], progress=False)
-    train_x, test_x = (pool_pixels(x, s.get("pool", 1)) for x in (data.train_x, data.test_x))
-    y, N = data.train_y, s["clients"]
-    splits = {seed: partition.similarity(y, N, seed, other=skew) for seed in seeds}
-    task = build_task(s, splits, device, train_x, y, test_x, data.test_y)
-    return task, _hashes(data, train_x, y, test_x, data.test_y)
-
-
 def _hashes(data: datasets.Dataset, *used: Any) -> dict[str, str]:
     return {**data.hashes, "as used": datasets.fingerprint(*used)}
 
@@ -144,9 +134,14 @@ def _hashes(data: datasets.Dataset, *used: Any) -> dict[str, str]:
 def _place(
     s: Trying, seeds: Sequence[int], device: str, process: Participation, steps: Any = None
 ) -> Place:
-    """Return the situation of a process, on data with the skew that the settings say."""
-    task, hashes = _skewed(s, seeds, device, s["skew"])
-    every = np.broadcast_to(s["local_steps"] if steps is None else steps, s["clients"])
+    """Return the situation of a process: a class for each client, but for a share from anywhere."""
+    data = datasets.load(s["dataset"], progress=False)
+    train_x, test_x = (pool_pixels(x, s.get("pool", 1)) for x in (data.train_x, data.test_x))
+    y, N = data.train_y, s["clients"]
+    splits = {seed: partition.similarity(y, N, seed, other=s["skew"]) for seed in seeds}
+    task = build_task(s, splits, device, train_x, y, test_x, data.test_y)
+    every = np.broadcast_to(s["local_steps"] if steps is None else steps, N)
+    hashes = _hashes(data, train_x, y, test_x, data.test_y)
     return Place(task, process, tuple(every.tolist()), hashes)
 
 
