@@ -130,6 +130,13 @@ def test_what_is_right_passes_and_keeps_its_values(walk, tmp_path):
         ('kind = "a_walk:walk"', 'kind = "a_walk:run"', ["a_walk:run", "cannot be found"]),
         ('kind = "a_walk:walk"', "kind =", ["experiments.toml cannot be read", "line 3"]),
         ('where = "Figure 1"', "where = 1", ["[far]", "'where' is 1", "valid string"]),
+        ("rate = 0.1", "each = 3", ["'each' is a table of lists", "got 3"]),
+        ("rate = 0.1", "each = { rate = 0.1 }", ["'each' is a table of lists", "0.1"]),
+        ('"slow", ', '"{spede}", each = { speed = [1] }, ', ["{spede}", "'each' has: speed"]),
+        ("[far.quick]", '[far.quick]\n[near]\ntitle = ""\nlike = "fra"',
+         ["[near]", "like = 'fra'", "no experiment"]),
+        ("[far.quick]", '[far.quick]\n[near]\ntitle = ""\nlike = "common"',
+         ["[near]", "like = 'common'", "no experiment"]),
     ],
 )  # fmt: skip
 def test_a_mistake_in_an_experiment_is_named(walk, old, new, words, tmp_path):
@@ -138,6 +145,32 @@ def test_a_mistake_in_an_experiment_is_named(walk, old, new, words, tmp_path):
         experiments.run("walk", "far", "smoke", out=tmp_path / "out", progress=False)
     assert [word for word in words if word not in str(told.value)] == [], told.value
     assert not (tmp_path / "out").exists()
+
+
+def test_runs_come_from_products_and_settings_from_a_likeness(walk):
+    walk(old="""runs = [{ run = "slow", rate = 0.1 }, { run = "fast", rate = 2 }]
+[far.quick]
+seeds = 5
+""", new="""tuned = "near"
+each = { window = [1, 2] }
+runs = [{ run = "{rate}, {window}", each = { rate = [0.1, 2] } }, { run = "w{window}", rate = 1 }]
+[far.quick]
+seeds = 5
+[near]
+like = "far"
+title = "How near"
+tunes = "rate"
+[near.quick]
+seeds = 3
+""")  # fmt: skip
+    assert catalogue.settings("walk", "far", "quick")["runs"] == [
+        {"run": "0.1, 1", "rate": 0.1, "window": 1}, {"run": "0.1, 2", "rate": 0.1, "window": 2},
+        {"run": "2, 1", "rate": 2, "window": 1}, {"run": "2, 2", "rate": 2, "window": 2},
+        {"run": "w1", "rate": 1, "window": 1}, {"run": "w2", "rate": 1, "window": 2},
+    ]  # fmt: skip
+    far, near = (catalogue.settings("walk", name, "quick") for name in ("far", "near"))
+    own = {"title": "How near", "tunes": "rate", "seeds": 3}
+    assert near == {k: v for k, v in far.items() if k != "tuned"} | own
 
 
 def test_a_study_that_names_no_settings_reads_what_it_likes(walk, tmp_path):

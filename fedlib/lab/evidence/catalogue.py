@@ -96,7 +96,7 @@ def _whole_runs(entry: dict[str, Any]) -> dict[str, Any]:
     if "runs" not in entry:
         return entry
     common = entry.get("each", {})
-    runs = [run | {"each": run.get("each", {}) | common} for run in entry["runs"]]
+    runs = [run | {"each": _lists(run) | common} for run in entry["runs"]]
     runs = [filled | names for run in runs for names, filled in each(run)]
     return {k: v for k, v in entry.items() if k != "each"} | {"runs": runs}
 
@@ -107,17 +107,30 @@ def each(entry: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, A
     ``each = { data = ["a", "b"], method = ["SGD"] }`` makes two; ``{data}`` and ``{method}`` in
     words stand for the values, ``{data[title]}`` for an entry of a value that is a table.
     """
-    known = entry.get("each", {})
+    known = _lists(entry)
     for values in itertools.product(*known.values()):
         names = dict(zip(known, values, strict=True))
         yield names, {k: _filled(v, names) for k, v in entry.items() if k != "each"}
+
+
+def _lists(entry: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Return what an entry's ``each`` has, nothing if it has none."""
+    known = entry.get("each", {})
+    if not isinstance(known, dict) or not all(isinstance(v, list) for v in known.values()):
+        raise FedlibError(f"'each' is a table of lists, such as {{ S = [1, 2] }}; got {known!r}.")
+    return known
 
 
 def _filled(value: Any, names: Mapping[str, Any]) -> Any:
     """Return a value with names filled in, wherever it has words."""
     if isinstance(value, Mapping):
         return {k: _filled(v, names) for k, v in value.items()}
-    return value.format(**names) if names and isinstance(value, str) else value
+    try:
+        return value.format(**names) if names and isinstance(value, str) else value
+    except (KeyError, IndexError, ValueError, TypeError) as error:
+        raise FedlibError(
+            f"'{value}' cannot be filled in ({error!r}). 'each' has: {', '.join(names)}."
+        ) from error
 
 
 def experiment_names(paper: str) -> list[str]:
