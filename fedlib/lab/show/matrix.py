@@ -136,18 +136,19 @@ def draw(said: pd.DataFrame) -> None:
     names = list(dict.fromkeys(said["situation"]))
     sure = [best.split(", ")[0] for best in said.loc[said["sure"], "best"]]
     colors = dict(zip(dict.fromkeys(sure), itertools.cycle(TINTS), strict=False))
-    ax = plt.subplots(figsize=(9.6, 0.9 * len(names) + 0.4))[1]
+    ax = plt.subplots(figsize=(8.3, 0.7 * len(names) + 0.4))[1]
     for i, name in enumerate(names):
-        ax.text(-0.03, i + 0.5, f"{name}\n", ha="right", va="center", weight="bold")
-        ax.text(-0.03, i + 0.5, f"\n{KNOBS[name]}", ha="right", va="center", size="small")
+        ax.text(-0.03, i + 0.5, f"{name}\n", ha="right", va="center", weight="bold", size="small")
+        ax.text(-0.03, i + 0.5, f"\n{KNOBS[name]}", ha="right", va="center", size="x-small")
         for j, (_, cell) in enumerate(said[said["situation"] == name].iterrows()):
             shade = colors[cell["best"].split(", ")[0]] if cell["sure"] else "none"
             box = plt.Rectangle((j, i), 1, 1, fc=shade, alpha=0.25, lw=0)
             ax.add_patch(box)
             ax.add_patch(plt.Rectangle((j, i), 1, 1, fc="none", ec="0.6", lw=0.8))
             ax.text(j + 0.02, i + 0.08, f"{cell['knob']:g}", size="x-small", va="top")
-            ax.text(j + 0.5, i + 0.42, cell["best"], ha="center", va="center", weight="bold")
-            ax.text(j + 0.5, i + 0.75, beside(cell), ha="center", va="center", size="small")
+            middle = dict(ha="center", va="center")
+            ax.text(j + 0.5, i + 0.42, cell["best"], weight="bold", size="small", **middle)
+            ax.text(j + 0.5, i + 0.75, beside(cell), size="x-small", **middle)
     ax.set(xlim=(0, 3), ylim=(len(names), 0), xticks=[], yticks=[])
     ax.spines[:].set_visible(False)
 
@@ -157,7 +158,7 @@ def beside(cell: Mapping[str, Any]) -> str:
     if cell["sure"]:
         return f"{100 * cell['behind']:.1f} points before {cell['second']}"
     first, *more = cell["level"]
-    return f"not told from {first}" + f" and {len(more)} more" * bool(more)
+    return f"or {first}" + f" or {len(more)} more" * bool(more)
 
 
 def _own_runs(method: str, name: str, profile: str, strengths: Sequence[float]) -> list[dict]:
