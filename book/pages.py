@@ -266,8 +266,10 @@ def scoreboard(name: str) -> Iterator[str]:
     """Write a paper's page of the scoreboard: links, the claims, the commands."""
     from fedlib.lab.evidence import catalogue, claims
 
-    yield from _opened(paths.about(paths.papers("claims.toml")[name]), "claims", note=True)
-    yield from (at_own_scale(name), "")
+    about = paths.about(paths.papers("claims.toml")[name])
+    yield from _opened(about, "claims", note=True)
+    if not about.get("ours"):  # a study of the book has no paper's scale
+        yield from (at_own_scale(name), "")
     yield from (f"```{{claims-table}} {name}", "```", "")
     yield from ("## To make these records again", "", "| Claims | Experiments |", "|---|---|")
     runs = {
