@@ -114,7 +114,7 @@ def test_pages_say_what_was_tried_at_the_papers_own_scale(monkeypatch, verdicts)
         mine = [row["id"] for row in own if row in verdicts[paper]]
         assert re.findall(r"\{ref\}`(\S+)`", pages.at_own_scale(paper)) == mine
         assert pages.at_own_scale(paper) in "\n".join(pages.scoreboard(paper))
-    assert "own scale" not in "\n".join(pages.scoreboard("methods"))
+    assert "tried at the paper" not in "\n".join(pages.scoreboard("methods"))
     record = records.Record(None, {"device": "H100"}, None)
     monkeypatch.setattr(records, "stored", lambda: [record])
     assert "\n".join(pages.standing()).endswith("Some records come from a GPU: H100.")
