@@ -125,6 +125,8 @@ def _filled(value: Any, names: Mapping[str, Any]) -> Any:
     """Return a value with names filled in, wherever it has words."""
     if isinstance(value, Mapping):
         return {k: _filled(v, names) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_filled(v, names) for v in value]
     try:
         return value.format(**names) if names and isinstance(value, str) else value
     except (KeyError, IndexError, ValueError, TypeError) as error:
