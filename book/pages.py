@@ -231,6 +231,8 @@ def papers() -> Iterator[str]:
             yield f"\n   *We find:* {row.answer} {_fields(row)}\n"
     for about in (a for a in listed if a.get("ours")):
         yield f"\n**{about['question']}** {about['about']} {', '.join(_links(about))}."
+        if row := told.get(about["short"]):
+            yield f"\n*We find:* {row.answer} {_fields(row)}\n"
 
 
 def _fields(row: findings.Finding) -> str:

@@ -6,9 +6,9 @@ import tomllib
 
 import pytest
 
-from fedlib import paths
+from fedlib import cards, paths
 from fedlib.errors import FedlibError
-from fedlib.lab.evidence import catalogue, claims, findings, outcomes, records
+from fedlib.lab.evidence import catalogue, claims, findings, outcomes, records, scale
 from fedlib.lab.evidence.records import Record
 from fedlib.lab.show.chapter import Chapter
 
@@ -168,6 +168,19 @@ def test_the_paper_s_own_question_has_a_short_answer_in_three_fields(paper, monk
     assert "* *Finding:* confirmed (A-C1)\n* *Scale:* nothing measured\n" in told
 
 
+def test_a_study_of_the_book_says_what_was_expected_and_names_its_data(paper, monkeypatch):
+    (paper / "paper.toml").write_text("ours = true\n")
+    asked = FINDING.replace("[[finding]]", "finding = []\n[brief]")
+    (paper / "findings.toml").write_text(asked)
+    check = claims.Check("one is better", "above 0", "0.3", "holds")
+    monkeypatch.setattr(claims, "checks", lambda *asked: [check])
+    where = {"scale": [scale.OUR_EXPERIMENT], "data": scale.NONE, "sets": {"digits": scale.NONE}}
+    monkeypatch.setattr(claims, "measured_at", lambda *asked: where)
+    told = Chapter("made").opening()._repr_markdown_()
+    assert "* *We expected:* One is better.\n" in told and findings.answers("made") == []
+    assert f"* *Scale:* an experiment of ours\n* *Data:* {cards.card('digits').title}" in told
+
+
 def test_a_paper_without_findings(paper):
     (paper / "findings.toml").unlink()
     with pytest.raises(FedlibError, match="There is no .*findings.toml"):
@@ -177,8 +190,8 @@ def test_a_paper_without_findings(paper):
 
 @pytest.mark.parametrize("name", paths.papers("findings.toml"))
 def test_findings_of_the_book(name):
-    rows = findings.answers(name)
-    assert 3 <= len(rows) <= 7
+    rows, ours = findings.answers(name), paths.about(paths.paper_folder(name)).get("ours")
+    assert 3 <= len(rows) <= 7 or ours and not rows
     assert all("{" not in row.answer for row in [*rows, findings.brief(name)])
     page = paths.paper_folder(name) / "findings.toml"
     for entry in tomllib.loads(page.read_text("utf-8"))["finding"]:

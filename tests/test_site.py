@@ -282,11 +282,17 @@ def test_the_front_page_names_every_claim_below_its_finding(html, verdicts):
     assert seen == len(rows)
 
 
+def results(paper: str, html: Path) -> Path:
+    """Return the page that opens with a paper's answer, or with that of a study of the book."""
+    about = paths.about(paths.paper_folder(paper))
+    page = "1_amplified_merges" if about.get("ours") else "3_reproduce"
+    return html / "notebooks" / about["chapter"] / f"{page}.html"
+
+
 @pytest.mark.parametrize("paper", paths.papers("findings.toml"))
 def test_what_was_found_stands_on_both_pages_and_leads_to_its_claims(paper, html):
-    chapter = paths.about(paths.paper_folder(paper))["chapter"]
-    page = (html / "notebooks" / chapter / "3_reproduce.html").read_text("utf-8")
-    head, box = (part[: part.index("</ul>")] for part in re.split("tag_found", page)[1:3])
+    page = results(paper, html).read_text("utf-8")
+    head, *boxes = (part[: part.index("</ul>")] for part in re.split("tag_found", page)[1:3])
     front = (html / "book" / "index.html").read_text("utf-8")
     brief = findings.brief(paper)
     for text in (head, front):
@@ -295,6 +301,7 @@ def test_what_was_found_stands_on_both_pages_and_leads_to_its_claims(paper, html
             assert letters(part) in words
         assert f'scoreboard/{paper}.html#{brief.claim.lower()}"' in text
     for row in findings.answers(paper):
+        (box,) = boxes
         words = letters(text_of(box))
         told = (row.question, row.answer, row.setting, row.paper)
         assert all(letters(part) in words for part in told)
@@ -305,10 +312,9 @@ def test_what_was_found_stands_on_both_pages_and_leads_to_its_claims(paper, html
 def test_the_first_screen_of_results_has_answer_and_picture(paper, html):
     if browser.find() is None:
         pytest.skip("no Chromium found: install one, or name it in CHROMIUM")
-    chapter = paths.about(paths.paper_folder(paper))["chapter"]
     with browser.chromium() as chromium:
         tab = chromium.open()
-        tab.show((html / "notebooks" / chapter / "3_reproduce.html").as_uri(), width=1440)
+        tab.show(results(paper, html).as_uri(), width=1440)
         names = ["div.tag_found li:last-child", "article figure img", "article h2"]
         tops = [
             tab.evaluate(f"document.querySelector('{name}').getBoundingClientRect().top")

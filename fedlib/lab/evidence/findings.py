@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NotRequired
 
-from fedlib import paths
+from fedlib import cards, paths
 from fedlib.errors import FedlibError, unknown
 from fedlib.lab.evidence import claims, outcomes, scale
 from fedlib.schema import Page, read_toml
@@ -70,7 +70,7 @@ class Finding:
     answer
         By the outcome of the check, and of the one beside it.
     paper
-        What the paper reports, in our words.
+        What the paper reports, in our words; of a study of the book's own, what we expected.
     setting
         At what scale and on which data the answer was measured; empty for what is exact. Where
         two checks differ in it, that of the first stands in the answer, and this is the second's.
@@ -82,7 +82,7 @@ class Finding:
         What the claim comes to as a whole, all its checks together.
     scale, data
         Of the check, or of the one beside it, each in words: what differs from the paper's
-        setting, and what the data are to the paper's.
+        setting, and what the data are to the paper's; of a study of the book's own, which they are.
     """
 
     question: str
@@ -164,7 +164,7 @@ def _page(paper: str) -> Entries:
 
 def _answered(paper: str, out: str | Path | None, entries: list[FindingEntry]) -> list[Finding]:
     """Answer questions by what the records of their checks say."""
-    results = []
+    results, ours = [], paths.about(paths.paper_folder(paper)).get("ours")
     ids = list(dict.fromkeys(entry["claim"] for entry in entries))
     judged = {row["id"]: row for row in claims.judge(paper, out, ids)}
     known = {claim["id"]: claim for claim in claims.claims_of(paper)}
@@ -184,12 +184,15 @@ def _answered(paper: str, out: str | Path | None, entries: list[FindingEntry]) -
             sentences += [settings[-1]] if settings and settings[-1] not in ("", setting) else []
             sentences.append(said)
             settings.append(setting)
-        check = checks[entry["check"]]
+        check, told = checks[entry["check"]], row["statement" if ours else "paper_reports"]
+        data = fields["data"] or "nothing measured"
+        if ours and fields["sets"]:
+            data = "; ".join(cards.card(name).title for name in fields["sets"])
         results.append(
             Finding(
-                entry["question"], " ".join(sentences), row["paper_reports"], setting,
+                entry["question"], " ".join(sentences), told, setting,
                 entry["claim"], check["outcome"], row["finding"],
-                scale.words(fields["scale"], fields["data"]), fields["data"] or "nothing measured",
+                scale.words(fields["scale"], fields["data"]), data,
             )
         )  # fmt: skip
     return results

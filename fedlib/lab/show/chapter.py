@@ -10,6 +10,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 import pandas as pd
 
+from fedlib import paths
 from fedlib.errors import FedlibError, unknown
 from fedlib.lab.evidence import catalogue, claims, duration, experiments, findings, scale
 from fedlib.lab.evidence.records import MissingRecord, Record
@@ -225,7 +226,9 @@ class Chapter:
         row = findings.brief(self.paper)
         if row is None:
             raise FedlibError(f"data/papers/{self.paper}/findings.toml has no 'brief'.")
-        lines = [f"**We find:** {row.answer}", f"* *The paper reports:* {row.paper}",
+        ours = paths.about(paths.paper_folder(self.paper)).get("ours")
+        told = "We expected" if ours else "The paper reports"
+        lines = [f"**We find:** {row.answer}", f"* *{told}:* {row.paper}",
                  f"* *Finding:* {row.finding} ({row.claim})", f"* *Scale:* {row.scale}",
                  f"* *Data:* {row.data}"]  # fmt: skip
         return Markdown("\n".join([lines[0], "", *lines[1:]]))
