@@ -152,4 +152,5 @@ def table(texts: dict[str, str], captions: dict[str, str]) -> Iterator[str]:
             elif chapter(page) == part:
                 name = named(label, f"{kind.capitalize()}: ")
                 yield f"| {name} | {'; '.join(rests)} | {'; '.join(users)} |"
-        yield from (":::", "", f"Named by no other statement or page: {'; '.join(alone)}." * bool(alone), "")
+        told = f"Named by no other statement or page: {'; '.join(alone)}."
+        yield from (":::", "", told * bool(alone), "")

@@ -1,4 +1,4 @@
-"""Every chapter ends with ten lines, five questions and a project, and begins with what one needs."""
+"""Every chapter begins with what one needs, and ends with lines, questions and a project."""
 
 from __future__ import annotations
 
