@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from xml.etree import ElementTree
 
@@ -134,3 +135,16 @@ def test_no_statement_of_the_book_rests_on_itself_by_way_of_others():
         below = {name: uses.union(*(below[other] for other in uses))
                  for name, uses in below.items()}  # fmt: skip
     assert [name for name, uses in below.items() if name in uses] == []
+
+
+def test_a_summary_is_no_use_of_what_it_names(tmp_path):
+    cell = {"cell_type": "markdown", "source": ["# A page\n"]}
+    (tmp_path / "notebooks" / "01_a").mkdir(parents=True)
+    for page in ("1_derive", "2_summary"):
+        text = json.dumps({"cells": [cell, {"cell_type": "code", "source": ["1"]}]})
+        (tmp_path / "notebooks" / "01_a" / f"{page}.ipynb").write_text(text)
+    toc = "parts:\n- caption: Ours\n  numbered: true\n  chapters:\n"
+    toc += "".join(f"  - file: notebooks/01_a/{page}\n" for page in ("1_derive", "2_summary"))
+    toc += "- caption: Not numbered\n  chapters:\n  - file: book/other\n"
+    (tmp_path / "_toc.yml").write_text(toc)
+    assert rests.book(tmp_path) == ({"01_a/1_derive": "# A page\n"}, {"01_a": "Ours"})
