@@ -22,6 +22,8 @@ import yaml
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # this checkout's fedlib, whatever is installed
 
+import rests  # noqa: E402
+
 from fedlib import paths  # noqa: E402
 from fedlib.errors import unknown  # noqa: E402
 
@@ -409,7 +411,20 @@ def _pages(about: dict[str, str]) -> list[Path]:
     return [page for page in pages if page.parent.name == about.get("chapter")]
 
 
+# --- what rests on what --------------------------------------------------------------------------
+
+
+def chapters() -> Iterator[str]:
+    """Write which chapter rests on which: a picture, and a table that says the same."""
+    yield from rests.picture(*rests.book(ROOT))
+
+
+def statements() -> Iterator[str]:
+    """Write which statement rests on which, a table a chapter."""
+    yield from rests.table(*rests.book(ROOT))
+
+
 WRITERS = {
     writer.__name__: writer
-    for writer in (api, commands, papers, standing, learned, published)
+    for writer in (api, chapters, commands, papers, standing, statements, learned, published)
 }

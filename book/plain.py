@@ -107,6 +107,8 @@ def _box(kind: str, title: str, body: list[str], page: str, places: Places) -> l
         return ["<details>", f"<summary>{name}</summary>", "", *inner, "", "</details>"]
     name = places.words.get(label) or kind.rpartition(":")[2].capitalize()
     title = ROLE.sub(lambda m: _role(m[1], m[2], page, places), title)
+    if kind == "admonition":
+        name, title = title, ""
     head = f"**{name}{f' ({title})' if title else ''}.**"
     anchor = [f'<a id="{label}"></a>', ""] if label else []
     return [*anchor, f"> {head}", ">", *(f"> {line}".rstrip() for line in inner)]

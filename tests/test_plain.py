@@ -32,6 +32,8 @@ def places():
         ("{cite:t}`hsu2019` {cite:p}`hsu2019`", "Hsu et al. (2019) (Hsu et al., 2019)"),
         (":::{prf:theorem} Bound\n:label: old\n\nIt is\n\n* small\n:::",
          '<a id="old"></a>\n\n> **Theorem 1 (Bound).**\n>\n> It is\n>\n> * small'),
+        (":::{admonition} Before you start\n**You need** time.\n:::",
+         "> **Before you start.**\n>\n> **You need** time."),
         (":::{solution} ex\n:class: dropdown\n\nSee {eq}`first`.\n:::",
          "<details>\n<summary>Solution</summary>\n\nSee [(1)](#first).\n\n</details>"),
         ("````{exercise} Two\n:label: ex\n\n```python\n1\n```\n````\nafter",

@@ -494,7 +494,7 @@ def test_a_page_offers_its_source_and_says_when_it_changed(page, html):
 
 KINDS = (  # one page of each kind
     *("book/index", "book/glossary", "book/guides/run_batches", "book/errata", "book/bibliography"),
-    *("book/scoreboard", "book/scoreboard/participation"),
+    *("book/scoreboard", "book/scoreboard/participation", "book/rests_on"),
     "notebooks/02_participation/3_reproduce",
     *("notebooks/02_participation/2_build", "notebooks/07_beyond/1_amplified_merges"),
 )
