@@ -541,6 +541,8 @@ def test_a_claim_tried_at_two_sizes_shows_both(monkeypatch, tmp_path):
     rows = small.frame.assign(value=-small.frame["value"])
     records.save(tmp_path, rows, small.manifest | {"profile": "paper", "settings": settings})
     records.save(tmp_path, small.frame, small.manifest)
+    tiny = small.manifest["settings"] | {"model": ["softmax", 784, 10]}  # tells nothing: not shown
+    records.save(tmp_path, small.frame, small.manifest | {"profile": "smoke", "settings": tiny})
     (row,) = claims.judge("hierarchy", tmp_path, ["HFL-C4"])
     (smaller,) = row["sizes"]
     assert row["profile"] == "paper" and row["finding"] != smaller["finding"] == "confirmed"
