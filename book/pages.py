@@ -11,6 +11,7 @@ import ast
 import functools
 import math
 import re
+import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from itertools import groupby
@@ -74,11 +75,33 @@ def offer(config: Path) -> None:
         config.write_text(yaml.safe_dump(settings, allow_unicode=True), "utf-8")
 
 
-def published() -> Iterator[str]:
-    """Yield, for a line of a citation, the next one: where the project is, if anywhere."""
+def citation() -> Iterator[str]:
+    """Write the book's entry for BibTeX: the version, the commit if known, its day, the address."""
+    import fedlib
+
+    stated = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
+    commit, day = committed() or ("", stated["date-released"])
+    yield "```bibtex"
+    yield "@misc{fedlib" + day[:4] + ","
+    yield f"  author       = {{{{{stated['authors'][0]['name']}}}}},"
+    yield f"  title        = {{{stated['title']}}},"
+    yield f"  year         = {{{day[:4]}}},"
     if url := address()[0]:
-        yield ""
         yield f"  howpublished = {{\\url{{{url}}}}},"
+    built = f", commit {commit}" * bool(commit)
+    yield f"  note         = {{Version {fedlib.__version__}{built}, {day}}}"
+    yield from ("}", "```")
+
+
+def committed() -> tuple[str, str] | None:
+    """Return the commit that is being built and its day; nothing in a copy without a history."""
+    command = ["git", "log", "-1", "--format=%h %cs"]
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    commit, day = done.stdout.split()
+    return commit, day
 
 
 # --- the package ---------------------------------------------------------------------------------
@@ -283,10 +306,13 @@ def scoreboard(name: str) -> Iterator[str]:
         yield f"| {claimed} | {', '.join(f'`{word}`' for word in experiments)} |"
     first = catalogue.command(name, catalogue.experiment_names(name)[0], "runs")
     yield from ("", "```bash", first, f"fedlib claims {name} --out runs", "```", "")
+    larger = (
+        "With `--profile paper` and a GPU the same two lines answer for the paper's own scale. "
+    )
     yield (
         "The first makes one record; repeat it for every experiment of a claim. The second judges "
-        "what you made. With `--profile paper` and a GPU the same two lines answer for the paper's "
-        "own scale. `--out data/papers` instead of `runs` puts your record into the book; "
+        f"what you made. {'' if about.get('ours') else larger}"
+        "`--out data/papers` instead of `runs` puts your record into the book; "
         "`make book` then shows it here, finding and all."
     )
 
@@ -409,5 +435,5 @@ def _pages(about: dict[str, str]) -> list[Path]:
 
 WRITERS = {
     writer.__name__: writer
-    for writer in (api, commands, papers, standing, learned, published)
+    for writer in (api, citation, commands, papers, standing, learned)
 }
