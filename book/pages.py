@@ -13,10 +13,12 @@ import math
 import re
 import subprocess
 import sys
+import uuid
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
+from xml.etree import ElementTree
 
 import yaml
 
@@ -25,6 +27,7 @@ sys.path.insert(0, str(ROOT))  # this checkout's fedlib, whatever is installed
 
 from fedlib import paths  # noqa: E402
 from fedlib.errors import unknown  # noqa: E402
+from fedlib.schema import Page, read_toml  # noqa: E402
 
 if TYPE_CHECKING:
     from fedlib.lab.evidence import findings
@@ -102,6 +105,68 @@ def committed() -> tuple[str, str] | None:
         return None
     commit, day = done.stdout.split()
     return commit, day
+
+
+# --- changes -------------------------------------------------------------------------------------
+
+
+class Correction(Page):
+    """A sentence of a page that was wrong, and what stands there now."""
+
+    date: str  # YYYY-MM-DD
+    page: str
+    said: str
+    says: str
+    because: str
+
+
+class Corrections(Page):
+    """``data/corrections.toml``."""
+
+    correction: list[Correction]
+
+
+def corrected() -> list[Correction]:
+    """Return the corrections of the book, the newest first."""
+    entries = read_toml(ROOT / "data" / "corrections.toml", Corrections)["correction"]
+    return sorted(entries, key=lambda entry: entry["date"], reverse=True)
+
+
+def corrections() -> Iterator[str]:
+    """Write what pages said, what they say now, and why."""
+    for entry in corrected():
+        link = f"{{doc}}`../{entry['page']}`"
+        yield f"* {entry['date']}, {link}. *It said:* {entry['said']} "
+        yield f"  *It says:* {entry['says']} *Why:* {entry['because']}"
+
+
+def feed() -> str:
+    """Return the corrections as an Atom feed, whose links start from where the feed lies."""
+    root = ElementTree.Element("feed", xmlns="http://www.w3.org/2005/Atom")
+
+    def add(home: ElementTree.Element, tag: str, text: str, **attributes: str) -> None:
+        ElementTree.SubElement(home, tag, attributes).text = text or None
+
+    entries = corrected()
+    name = yaml.safe_load((ROOT / "_config.yml").read_text("utf-8"))["title"]
+    add(root, "title", f"{name}: corrections")
+    add(root, "id", _urn(name))
+    add(root, "updated", f"{entries[0]['date']}T00:00:00Z")
+    add(ElementTree.SubElement(root, "author"), "name", "The fedlib authors")
+    for entry in entries:
+        home = ElementTree.SubElement(root, "entry")
+        add(home, "title", entry["says"])
+        add(home, "id", _urn(f"{entry['page']} {entry['said']}"))
+        add(home, "updated", f"{entry['date']}T00:00:00Z")
+        add(home, "link", "", href=f"{entry['page']}.html")
+        told = f"It said: {entry['said']} It says: {entry['says']} Why: {entry['because']}"
+        add(home, "content", told)
+    ElementTree.indent(root)
+    return ElementTree.tostring(root, "unicode", xml_declaration=True) + "\n"
+
+
+def _urn(text: str) -> str:
+    return uuid.uuid5(uuid.NAMESPACE_OID, text).urn
 
 
 # --- the package ---------------------------------------------------------------------------------
@@ -435,5 +500,5 @@ def _pages(about: dict[str, str]) -> list[Path]:
 
 WRITERS = {
     writer.__name__: writer
-    for writer in (api, citation, commands, papers, standing, learned)
+    for writer in (api, citation, commands, corrections, papers, standing, learned)
 }

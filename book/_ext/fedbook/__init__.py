@@ -12,6 +12,7 @@ import fedlib
 
 from .facts import ClaimsFilter, ClaimsTable, DurationsTable, ErrataTable
 from .fold import fold
+from .index import AddTerms
 from .light import drop_thebe_files, drop_thebe_nodes, lighten
 from .links import link_code, link_facts, link_names, mark_told, note_names
 
@@ -52,6 +53,7 @@ def setup(app: Sphinx) -> dict:
     app.add_directive("claims-table", ClaimsTable)
     app.add_directive("durations-table", DurationsTable)
     app.add_directive("errata-table", ErrataTable)
+    app.add_transform(AddTerms)
     app.connect("builder-inited", add_styles)
     app.connect("autodoc-process-signature", plain_signature)
     app.connect("build-finished", lighten, priority=950)  # after what brings the files
