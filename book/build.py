@@ -25,10 +25,10 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import plain
-from pages import ROOT, fill, offer, toc_pages
+from pages import ROOT, feed, fill, offer, toc_pages
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
-SOURCES = ("_config.yml", "_toc.yml", "book")
+SOURCES = ("_config.yml", "_toc.yml", "CHANGELOG.md", "book")
 KERNEL = {
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
@@ -276,6 +276,7 @@ def build(out: Path, profile: str = "replay") -> int:
     print("Building the pages; every warning is an error.", flush=True)
     if status := build_site(tree, html):
         return status
+    (html / "feed.xml").write_text(feed(), "utf-8")
     plain.write(tree, toc_notebooks(), out)
     shutil.copytree(out / "notebooks", html / "_sources" / "notebooks", dirs_exist_ok=True)
     if wrong := check_links(html):

@@ -11,11 +11,14 @@ import ast
 import functools
 import math
 import re
+import subprocess
 import sys
+import uuid
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
+from xml.etree import ElementTree
 
 import yaml
 
@@ -26,6 +29,7 @@ import rests  # noqa: E402
 
 from fedlib import paths  # noqa: E402
 from fedlib.errors import unknown  # noqa: E402
+from fedlib.schema import Page, read_toml  # noqa: E402
 
 if TYPE_CHECKING:
     from fedlib.lab.evidence import findings
@@ -76,11 +80,95 @@ def offer(config: Path) -> None:
         config.write_text(yaml.safe_dump(settings, allow_unicode=True), "utf-8")
 
 
-def published() -> Iterator[str]:
-    """Yield, for a line of a citation, the next one: where the project is, if anywhere."""
+def citation() -> Iterator[str]:
+    """Write the book's entry for BibTeX: the version, the commit if known, its day, the address."""
+    import fedlib
+
+    stated = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
+    commit, day = committed() or ("", stated["date-released"])
+    yield "```bibtex"
+    yield "@misc{fedlib" + day[:4] + ","
+    yield f"  author       = {{{{{stated['authors'][0]['name']}}}}},"
+    yield f"  title        = {{{stated['title']}}},"
+    yield f"  year         = {{{day[:4]}}},"
     if url := address()[0]:
-        yield ""
         yield f"  howpublished = {{\\url{{{url}}}}},"
+    built = f", commit {commit}" * bool(commit)
+    yield f"  note         = {{Version {fedlib.__version__}{built}, {day}}}"
+    yield from ("}", "```")
+
+
+def committed() -> tuple[str, str] | None:
+    """Return the commit that is being built and its day; nothing in a copy without a history."""
+    command = ["git", "log", "-1", "--format=%h %cs"]
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    commit, day = done.stdout.split()
+    return commit, day
+
+
+# --- changes -------------------------------------------------------------------------------------
+
+
+class Correction(Page):
+    """A sentence of a page that was wrong, and what stands there now."""
+
+    date: str  # YYYY-MM-DD
+    page: str
+    said: str
+    says: str
+    because: str
+
+
+class Corrections(Page):
+    """``data/corrections.toml``."""
+
+    correction: list[Correction]
+
+
+def corrected() -> list[Correction]:
+    """Return the corrections of the book, the newest first."""
+    entries = read_toml(ROOT / "data" / "corrections.toml", Corrections)["correction"]
+    return sorted(entries, key=lambda entry: entry["date"], reverse=True)
+
+
+def corrections() -> Iterator[str]:
+    """Write what pages said, what they say now, and why."""
+    for entry in corrected():
+        link = f"{{doc}}`../{entry['page']}`"
+        yield f"* {entry['date']}, {link}. *It said:* {entry['said']} "
+        yield f"  *It says:* {entry['says']} *Why:* {entry['because']}"
+
+
+def feed() -> str:
+    """Return the corrections as an Atom feed, whose links start from where the feed lies."""
+    root = ElementTree.Element("feed", xmlns="http://www.w3.org/2005/Atom")
+
+    def add(home: ElementTree.Element, tag: str, text: str, **attributes: str) -> None:
+        ElementTree.SubElement(home, tag, attributes).text = text or None
+
+    entries = corrected()
+    name = yaml.safe_load((ROOT / "_config.yml").read_text("utf-8"))["title"]
+    add(root, "title", f"{name}: corrections")
+    add(root, "id", _urn(name))
+    add(root, "updated", f"{entries[0]['date']}T00:00:00Z")
+    add(ElementTree.SubElement(root, "author"), "name", "The fedlib authors")
+    for entry in entries:
+        home = ElementTree.SubElement(root, "entry")
+        add(home, "title", entry["says"])
+        add(home, "id", _urn(f"{entry['page']} {entry['said']}"))
+        add(home, "updated", f"{entry['date']}T00:00:00Z")
+        add(home, "link", "", href=f"{entry['page']}.html")
+        told = f"It said: {entry['said']} It says: {entry['says']} Why: {entry['because']}"
+        add(home, "content", told)
+    ElementTree.indent(root)
+    return ElementTree.tostring(root, "unicode", xml_declaration=True) + "\n"
+
+
+def _urn(text: str) -> str:
+    return uuid.uuid5(uuid.NAMESPACE_OID, text).urn
 
 
 # --- the package ---------------------------------------------------------------------------------
@@ -287,10 +375,13 @@ def scoreboard(name: str) -> Iterator[str]:
         yield f"| {claimed} | {', '.join(f'`{word}`' for word in experiments)} |"
     first = catalogue.command(name, catalogue.experiment_names(name)[0], "runs")
     yield from ("", "```bash", first, f"fedlib claims {name} --out runs", "```", "")
+    larger = (
+        "With `--profile paper` and a GPU the same two lines answer for the paper's own scale. "
+    )
     yield (
         "The first makes one record; repeat it for every experiment of a claim. The second judges "
-        "what you made. With `--profile paper` and a GPU the same two lines answer for the paper's "
-        "own scale. `--out data/papers` instead of `runs` puts your record into the book; "
+        f"what you made. {'' if about.get('ours') else larger}"
+        "`--out data/papers` instead of `runs` puts your record into the book; "
         "`make book` then shows it here, finding and all."
     )
 
@@ -426,5 +517,7 @@ def statements() -> Iterator[str]:
 
 WRITERS = {
     writer.__name__: writer
-    for writer in (api, chapters, commands, papers, standing, statements, learned, published)
+    for writer in (
+        api, chapters, citation, commands, corrections, papers, standing, statements, learned
+    )
 }

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 import shutil
+from xml.etree import ElementTree
 
 import pages
 import pytest
+import yaml
 
+import fedlib
 from fedlib import paths
 from fedlib.errors import FedlibError
 from fedlib.lab.evidence import claims, findings, records
@@ -115,6 +118,8 @@ def test_pages_say_what_was_tried_at_the_papers_own_scale(monkeypatch, verdicts)
         assert re.findall(r"\{ref\}`(\S+)`", pages.at_own_scale(paper)) == mine
         assert pages.at_own_scale(paper) in "\n".join(pages.scoreboard(paper))
     assert "tried at the paper" not in "\n".join(pages.scoreboard("methods"))
+    for paper in verdicts:  # what a study of the book has no scale of is not offered
+        assert ("the paper's own scale" in [*pages.scoreboard(paper)][-1]) != ours(paper)
     record = records.Record(None, {"device": "H100"}, None)
     monkeypatch.setattr(records, "stored", lambda: [record])
     assert "\n".join(pages.standing()).endswith("Some records come from a GPU: H100.")
@@ -128,6 +133,35 @@ def test_every_claim_about_runs_stands_below_its_finding(monkeypatch, verdicts):
         for row in rows:
             mine = f"* {{ref}}`{row['id']}`. {row['statement']}" in shown.get(row["finding"], "")
             assert mine == (row["kind"] == "measured" and not ours(paper))
+
+
+def test_the_book_s_own_entry_has_version_commit_and_day(monkeypatch):
+    monkeypatch.setattr(pages, "committed", lambda: ("1a2b3c4", "2031-05-06"))
+    text = "\n".join(pages.citation())
+    assert text.startswith("```bibtex\n@misc{fedlib2031,") and text.endswith("\n}\n```")
+    assert "year         = {2031}" in text
+    assert f"{{Version {fedlib.__version__}, commit 1a2b3c4, 2031-05-06}}" in text
+    monkeypatch.setattr(pages, "committed", lambda: None)
+    stated = yaml.safe_load((pages.ROOT / "CITATION.cff").read_text("utf-8"))
+    told = f"{{Version {stated['version']}, {stated['date-released']}}}"
+    assert told in "\n".join(pages.citation())
+
+
+def test_corrections_stand_on_a_page_and_in_a_feed():
+    told, name = "\n".join(pages.corrections()), "{http://www.w3.org/2005/Atom}"
+    root = ElementTree.fromstring(pages.feed())
+    entries, asked = root.findall(f"{name}entry"), pages.corrected()
+    assert len(entries) == len(asked) > 0
+    days = [entry.findtext(f"{name}updated") for entry in entries]
+    assert days == sorted(days, reverse=True) and root.findtext(f"{name}updated") == days[0]
+    ids = [entry.findtext(f"{name}id") for entry in entries]
+    assert len({*ids}) == len(ids) and all(word.startswith("urn:uuid:") for word in ids)
+    for entry, correction in zip(entries, asked, strict=True):
+        content = entry.findtext(f"{name}content")
+        assert all(correction[key] in content for key in ("said", "says", "because"))
+        assert all(correction[key] in told for key in ("said", "says", "because"))
+        page = entry.find(f"{name}link").get("href").removesuffix(".html")
+        assert page == correction["page"] in pages.toc_pages()
 
 
 def test_a_paper_appears_as_soon_as_its_folder_does(tmp_path, monkeypatch):

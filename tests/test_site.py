@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -518,3 +519,48 @@ def test_axe_finds_nothing_serious(page, html, chromium):
         assert tab.evaluate("document.documentElement.dataset.theme") == scheme
         assert tab.evaluate(AXE + rules) == []
     tab.close()
+
+
+SEARCHES = {  # what a reader types, and the page that explains it
+    "FedAvg": "notebooks/01_foundations/1_federated_averaging",
+    "SCAFFOLD": "notebooks/07_beyond/2_methods",
+    "FedNova": "notebooks/07_beyond/2_methods",
+    "MIFA": "notebooks/07_beyond/2_methods",
+    "FedProx": "notebooks/07_beyond/2_methods",
+    "FedAdam": "notebooks/07_beyond/2_methods",
+    "lookahead": "notebooks/07_beyond/2_methods",
+    "IFCA": "notebooks/04_personalization/2_build",
+    "APFL": "notebooks/04_personalization/3_reproduce",
+    "PERM": "notebooks/04_personalization/1_derive",
+    "TDCD": "notebooks/05_tiers/1_derive",
+    "VFB²": "notebooks/06_vertical/1_derive",
+    "Theorem 6": "notebooks/06_vertical/1_derive",
+    "Lemma 3": "notebooks/04_personalization/1_derive",
+    "sync time": "notebooks/03_hierarchy/1_derive",
+    "mixing weights": "notebooks/04_personalization/1_derive",
+    "amplification": "notebooks/02_participation/1_derive",
+    "δ²(P)": "book/notation",
+    "η": "book/notation",
+    "secure aggregation": "notebooks/06_vertical/4_attack",
+    "label inference": "notebooks/06_vertical/4_attack",
+    "stale gradients": "notebooks/06_vertical/1_derive",
+}
+FIRST = """(async query => {
+  document.getElementById("search-results").replaceChildren();
+  Search.performSearch(query);
+  for (let n = 0; n < 500 && document.querySelectorAll("ul.search li").length < 3; n++)
+    await new Promise(done => setTimeout(done, 10));
+  return [...document.querySelectorAll("ul.search li a:first-child")].slice(0, 3)
+    .map(a => a.getAttribute("href").split(".html")[0]);
+})"""
+
+
+def test_the_search_finds_the_right_page_among_the_first_three(html, chromium):
+    tab = chromium.open()
+    tab.show((html / "search.html").as_uri())
+    wrong = {}
+    for query, page in SEARCHES.items():
+        if page not in (found := tab.evaluate(f"{FIRST}({json.dumps(query)})")):
+            wrong[query] = found
+    tab.close()
+    assert wrong == {}

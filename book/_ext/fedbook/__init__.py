@@ -12,6 +12,8 @@ import fedlib
 
 from .facts import ClaimsFilter, ClaimsTable, DurationsTable, ErrataTable
 from .fold import fold
+from .head import describe_page, write_map
+from .index import AddTerms
 from .light import drop_thebe_files, drop_thebe_nodes, lighten
 from .links import link_code, link_facts, link_names, mark_told, note_names
 
@@ -52,6 +54,7 @@ def setup(app: Sphinx) -> dict:
     app.add_directive("claims-table", ClaimsTable)
     app.add_directive("durations-table", DurationsTable)
     app.add_directive("errata-table", ErrataTable)
+    app.add_transform(AddTerms)
     app.connect("builder-inited", add_styles)
     app.connect("autodoc-process-signature", plain_signature)
     app.connect("build-finished", lighten, priority=950)  # after what brings the files
@@ -63,5 +66,7 @@ def setup(app: Sphinx) -> dict:
     app.connect("doctree-resolved", fold)
     app.connect("html-page-context", link_code, priority=950)
     app.connect("html-page-context", date_page, priority=950)
+    app.connect("html-page-context", describe_page)
+    app.connect("build-finished", write_map)
     app.connect("doctree-resolved", drop_thebe_nodes, priority=950)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}
