@@ -1,4 +1,4 @@
-"""A headless Chromium, driven through its DevTools protocol: for the pages' tests, and for print."""
+"""A headless Chromium, driven through its DevTools protocol: what the tests and print need."""
 
 from __future__ import annotations
 

@@ -144,16 +144,25 @@ def join(title: Path, pieces: list[Piece], out: Path) -> None:
         kept = ArrayObject()
         for link in page.get("/Annots", ()):
             note = link.get_object()
-            url = note["/A"].get("/URI", "") if "/A" in note else None
-            inner = url is None or url.startswith("file:")
-            if inner:
-                path = _file(url) if url else source
-                name = unquote(urlsplit(url).fragment if url else str(note["/Dest"])[1:])
-                target = places.get((path, name)) or places.get((path, name.partition(":")[0]))
+            url = note["/A"].get("/URI", "") if "/A" in note else "#" + note["/Dest"][1:]
+            if url.startswith(("file:", "#")):
+                path, name = (
+                    _file(url) if url[0] != "#" else source,
+                    unquote(urlsplit(url).fragment),
+                )
+                target = next(
+                    (
+                        places[path, n]
+                        for n in (name, name.partition(":")[0], "")
+                        if (path, n) in places
+                    ),
+                    None,
+                )
+                if target is None:  # a page that is not printed: the words stay, the link goes
+                    continue
                 note.pop("/A", None)
-                note[NameObject("/Dest")] = target or places.get((path, "")) or NullObject()
-            if not inner or note["/Dest"]:
-                kept.append(link)
+                note[NameObject("/Dest")] = target
+            kept.append(link)
         page[NameObject("/Annots")] = kept
     front = len(sources) - sum(piece.count for piece in pieces)
     writer.set_page_label(0, front - 1, style="/r")
