@@ -45,6 +45,7 @@ PLACES = """(() => {
     h => [h.innerText.trim().replace(/#$/, ""), h.closest("section").id]);
 })()"""
 FIRST = "@page:first { counter-set: page %d; }"
+MARGIN = 16 * 72 / 25.4  # points above the text, in print.css: Chromium leaves them out of places
 UNNUMBERED = "@page { @bottom-center { content: none; } }"
 STYLE = "document.head.append(Object.assign(document.createElement('style'), {textContent: %s}))"
 TITLE = """<h1>%s</h1><p>fedlib %s<br>%s</p>
@@ -139,7 +140,9 @@ def join(title: Path, pieces: list[Piece], out: Path) -> None:
         places[source, ""] = place(pages[0], NullObject())
         for name, dest in reader.named_destinations.items():
             page = pages[reader.get_destination_page_number(dest)]
-            places[source, unquote(name.removeprefix("/"))] = place(page, FloatObject(dest.top))
+            places[source, unquote(name.removeprefix("/"))] = place(
+                page, FloatObject(dest.top - MARGIN)
+            )
     for source, page in sources:
         kept = ArrayObject()
         for link in page.get("/Annots", ()):
@@ -166,7 +169,8 @@ def join(title: Path, pieces: list[Piece], out: Path) -> None:
         page[NameObject("/Annots")] = kept
     front = len(sources) - sum(piece.count for piece in pieces)
     writer.set_page_label(0, front - 1, style="/r")
-    writer.set_page_label(front, len(sources) - 1, style="/D", start=1)
+    if pieces:
+        writer.set_page_label(front, len(sources) - 1, style="/D", start=1)
     writer.add_metadata({"/Title": "Federated Learning, Line by Line"})
     outline(writer, pieces, places)
     with tempfile.TemporaryDirectory(dir=out.parent) as beside:
