@@ -97,7 +97,7 @@ def print_piece(tab: browser.Page, piece: Piece, start: int, folder: Path) -> No
     piece.start, piece.count = start, len(PdfReader(piece.pdf).pages)
 
 
-def print_title(tab: browser.Page, pieces: list[Piece], front: Path, pdf: Path) -> None:
+def print_title(tab: browser.Page, pieces: list[Piece], front: Piece, pdf: Path) -> None:
     """Print the title page with the contents."""
     command = ["git", "log", "-1", "--format=commit %h of %cs"]
     said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -108,9 +108,8 @@ def print_title(tab: browser.Page, pieces: list[Piece], front: Path, pdf: Path) 
             rows.append(f'<p class="part">{escape(part)}</p>')
         link = f'<a href="{piece.path.as_uri()}">{escape(piece.title)}</a>'
         rows.append(f'<p style="margin-left: {piece.deep}em">{link}{piece.start}</p>')
-    tab.show(front.as_uri(), width=680)
-    title = tab.evaluate("document.querySelector('nav.bd-links a').textContent.trim()")
-    page = TITLE % (escape(str(title)), fedlib.__version__, said.stdout.strip(), "\n".join(rows))
+    tab.show(front.path.as_uri(), width=680)
+    page = TITLE % (escape(front.title), fedlib.__version__, said.stdout.strip(), "\n".join(rows))
     tab.evaluate(f"document.querySelector('article').innerHTML = {json.dumps(page)}")
     tab.evaluate(STYLE % json.dumps(UNNUMBERED))
     tab.print()
@@ -122,7 +121,7 @@ def _paper(tab: browser.Page) -> bytes:
     return base64.b64decode(tab.call("Page.printToPDF", **a4, generateTaggedPDF=False)["data"])
 
 
-def join(title: Path, pieces: list[Piece], out: Path) -> None:
+def join(title: Path, pieces: list[Piece], out: Path, name: str) -> None:
     """Join what was printed: links between pages lead inside the file, the outline to its parts."""
     from pypdf import PdfReader, PdfWriter
     from pypdf.generic import ArrayObject, FloatObject, NameObject, NullObject
@@ -138,31 +137,18 @@ def join(title: Path, pieces: list[Piece], out: Path) -> None:
         pages = [writer.add_page(page) for page in reader.pages]
         sources += [(source, page) for page in pages]
         places[source, ""] = place(pages[0], NullObject())
-        for name, dest in reader.named_destinations.items():
+        for anchor, dest in reader.named_destinations.items():
             page = pages[reader.get_destination_page_number(dest)]
-            places[source, unquote(name.removeprefix("/"))] = place(
-                page, FloatObject(dest.top - MARGIN)
-            )
+            top = FloatObject(dest.top - MARGIN)
+            places[source, unquote(anchor.removeprefix("/"))] = place(page, top)
     for source, page in sources:
         kept = ArrayObject()
         for link in page.get("/Annots", ()):
             note = link.get_object()
             url = note["/A"].get("/URI", "") if "/A" in note else "#" + note["/Dest"][1:]
             if url.startswith(("file:", "#")):
-                path, name = (
-                    _file(url) if url[0] != "#" else source,
-                    unquote(urlsplit(url).fragment),
-                )
-                target = next(
-                    (
-                        places[path, n]
-                        for n in (name, name.partition(":")[0], "")
-                        if (path, n) in places
-                    ),
-                    None,
-                )
-                if target is None:  # a page that is not printed: the words stay, the link goes
-                    continue
+                if (target := _target(places, source, url)) is None:
+                    continue  # a page that is not printed: the words stay, the link goes
                 note.pop("/A", None)
                 note[NameObject("/Dest")] = target
             kept.append(link)
@@ -171,11 +157,18 @@ def join(title: Path, pieces: list[Piece], out: Path) -> None:
     writer.set_page_label(0, front - 1, style="/r")
     if pieces:
         writer.set_page_label(front, len(sources) - 1, style="/D", start=1)
-    writer.add_metadata({"/Title": "Federated Learning, Line by Line"})
+    writer.add_metadata({"/Title": name})
     outline(writer, pieces, places)
     with tempfile.TemporaryDirectory(dir=out.parent) as beside:
         writer.write(whole := Path(beside) / out.name)
         os.replace(whole, out)
+
+
+def _target(places: dict, source: Path, url: str) -> list | None:
+    """Return where a link of a page leads: to a place, a figure with settings, a page, if any."""
+    path, name = _file(url) if url[0] != "#" else source, unquote(urlsplit(url).fragment)
+    found = (places.get((path, one)) for one in (name, name.partition(":")[0], ""))
+    return next(filter(None, found), None)
 
 
 def outline(writer: object, pieces: list[Piece], places: dict) -> None:
@@ -209,7 +202,7 @@ def make(html: Path, out: Path, chapter: str = "") -> int:
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder, browser.chromium() as chromium:
         tab = chromium.open()
-        pieces = contents(tab, html)
+        front, *_ = pieces = contents(tab, html)
         if chapter:
             homes = {p.path.parent.name for p in pieces if "notebooks" in p.path.parts}
             if chapter not in homes:
@@ -224,8 +217,8 @@ def make(html: Path, out: Path, chapter: str = "") -> int:
             told = f"{piece.title}: {piece.count} pages; {left:.0f} s left"
             print(f"  [{n + 1}/{len(pieces)}] {told}", flush=True)
         title = Path(folder) / "title.pdf"
-        print_title(tab, pieces, html / "book" / "index.html", title)
-        join(title, pieces, out)
+        print_title(tab, pieces, front, title)
+        join(title, pieces, out, front.title)
     size, seconds = out.stat().st_size / 1e6, time.perf_counter() - begun
     print(f"{start - 1} pages, {size:.1f} MB, {seconds:.0f} s: {out}")
     return start - 1

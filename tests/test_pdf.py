@@ -15,8 +15,10 @@ pypdf = pytest.importorskip("pypdf", reason="pypdf, which joins printed pages, i
 
 PAGE = f"""<!doctype html><html data-theme="dark"><head><meta charset="utf-8"><title>made</title>
 <link rel="stylesheet" href="{ROOT.as_uri()}/book/_ext/fedbook/static/print.css" media="print">
+<style>[data-theme="dark"] p::after {{content: " by night"}}</style>
 <script defer src="{ROOT.as_uri()}/book/assets/book.js"></script></head><body>
-<nav class="bd-links" hidden><ul><li><a class="reference internal" href="index.html">Made book</a></ul>
+<nav class="bd-links" hidden><ul>
+<li><a class="reference internal" href="index.html">Made book</a></ul>
 <p class="caption">First part</p><ul>
 <li><a class="reference internal" href="../notebooks/01_a/one.html">1. One</a></ul>
 <p class="caption">Second part</p><ul>
@@ -87,6 +89,8 @@ def test_the_pages_come_in_order_with_their_numbers_and_boxes_open(book):
     for begin, page in zip(begins, words, strict=True):
         assert begin in page
     assert "what the box hides" in book.pages[2].extract_text()
+    assert "by night" not in book.pages[2].extract_text()
+    assert book.metadata.title == "Made book"
     assert book.page_labels == ["i", "1", "2", "3", "4", "5"]
 
 
@@ -139,6 +143,6 @@ def test_a_run_that_is_stopped_leaves_the_older_file(tmp_path, monkeypatch):
     (tmp_path / "out" / "book.pdf").write_bytes(b"older")
     monkeypatch.setattr(pypdf.PdfWriter, "write", stop)
     with pytest.raises(KeyboardInterrupt):
-        pdf.join(tmp_path / "title.pdf", [], tmp_path / "out" / "book.pdf")
+        pdf.join(tmp_path / "title.pdf", [], tmp_path / "out" / "book.pdf", "Made")
     (left,) = (tmp_path / "out").iterdir()
     assert left.read_bytes() == b"older"
