@@ -9,10 +9,12 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help book test quick slow coverage test-avx2 mutants lines lab bench gpu ages hours strip clean
+.PHONY: help book test quick slow coverage test-avx2 mutants lines lab bench gpu ages hours strip pdf clean
 
 help:
 	@echo "make book    run every notebook and build the book (_build/html/index.html)"
+	@echo "make pdf     print the built book into one file, _build/book.pdf; needs Chromium"
+	@echo "make pdf CHAPTER=03_hierarchy: one chapter alone"
 	@echo "make test    check the code, the notebooks and the built book"
 	@echo "make quick   within a minute: lint, and the tests that import what has changed"
 	@echo "make slow    which tests are slow, and not marked so"
@@ -47,6 +49,9 @@ $(READY): requirements.txt constraints.txt pyproject.toml
 
 book: $(READY)
 	@$(BIN)/python book/build.py
+
+pdf: $(READY)
+	@$(BIN)/python book/pdf.py $(if $(CHAPTER),--chapter "$(CHAPTER)")
 
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 test: $(READY)

@@ -44,8 +44,8 @@ def test_tests_are_those_that_import_a_module_by_any_road(monkeypatch):
     assert "test_draws.py" in names("fedlib/engine/draws.py")
     assert "test_generalized_fedavg.py" in names("fedlib/papers/participation/algorithm.py")
     assert "test_pages.py" in names("book/pages.py")
-    browsing = {"test_interactive.py", "test_jupyterlab.py", "test_site.py"}
-    assert names("tests/browser.py") == browsing
+    browsing = {f"test_{name}.py" for name in ("interactive", "jupyterlab", "pdf", "site")}
+    assert names("book/browser.py") == browsing
 
 
 def test_where_none_imports_it_those_of_its_users_do(lay):

@@ -1,11 +1,17 @@
-// On paper everything is open; afterwards it is as it was.
+// On paper everything is open, and light; afterwards it is as it was.
 let folded = [];
+let theme = null;
 addEventListener("beforeprint", () => {
-  folded = [...document.querySelectorAll("article details:not([open])")];
+  folded.push(...document.querySelectorAll("article details:not([open])"));
   for (const part of folded) part.open = true;
+  theme ??= document.documentElement.dataset.theme;
+  document.documentElement.dataset.theme = "light";
 });
 addEventListener("afterprint", () => {
   for (const part of folded) part.open = false;
+  folded = [];
+  document.documentElement.dataset.theme = theme;
+  theme = null;
 });
 
 // Claims are chosen by their fields. An address chooses, too: #only-contradicted is a choice's name.

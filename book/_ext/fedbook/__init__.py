@@ -25,6 +25,7 @@ def add_styles(app: Sphinx) -> None:
     app.config.html_static_path.append(str(Path(__file__).parent / "static"))
     app.add_css_file("facts.css", priority=890)
     app.add_css_file("book.css", priority=900)
+    app.add_css_file("print.css", priority=910, media="print")
     app.add_js_file("book.js", loading_method="defer")
 
 

@@ -1,4 +1,4 @@
-"""A headless Chromium, driven through its DevTools protocol: just what the page tests need."""
+"""A headless Chromium, driven through its DevTools protocol: what the tests and print need."""
 
 from __future__ import annotations
 
