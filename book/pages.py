@@ -22,6 +22,7 @@ import yaml
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # this checkout's fedlib, whatever is installed
 
+import corrections  # noqa: E402
 import rests  # noqa: E402
 
 from fedlib import paths  # noqa: E402
@@ -287,11 +288,14 @@ def scoreboard(name: str) -> Iterator[str]:
         yield f"| {claimed} | {', '.join(f'`{word}`' for word in experiments)} |"
     first = catalogue.command(name, catalogue.experiment_names(name)[0], "runs")
     yield from ("", "```bash", first, f"fedlib claims {name} --out runs", "```", "")
+    largest = (
+        "" if about.get("ours") else
+        "With `--profile paper` and a GPU the same two lines answer for the paper's own scale. "
+    )  # fmt: skip
     yield (
         "The first makes one record; repeat it for every experiment of a claim. The second judges "
-        "what you made. With `--profile paper` and a GPU the same two lines answer for the paper's "
-        "own scale. `--out data/papers` instead of `runs` puts your record into the book; "
-        "`make book` then shows it here, finding and all."
+        f"what you made. {largest}`--out data/papers` instead of `runs` puts your record into the "
+        "book; `make book` then shows it here, finding and all."
     )
 
 
@@ -411,6 +415,22 @@ def _pages(about: dict[str, str]) -> list[Path]:
     return [page for page in pages if page.parent.name == about.get("chapter")]
 
 
+# --- corrections ---------------------------------------------------------------------------------
+
+
+def corrected() -> Iterator[str]:
+    """Write what this book said and says otherwise now, newest first."""
+    yield from corrections.page(corrections.read(toc_pages()))
+
+
+def feed(config: Path = ROOT / "_config.yml") -> bytes:
+    """Return the corrections as an Atom feed, with links that fit the settings."""
+    stored = yaml.safe_load(config.read_text("utf-8"))
+    return corrections.feed(
+        corrections.read(toc_pages()), stored["title"], stored["author"], stored["html"]["baseurl"]
+    )
+
+
 # --- what rests on what --------------------------------------------------------------------------
 
 
@@ -426,5 +446,8 @@ def statements() -> Iterator[str]:
 
 WRITERS = {
     writer.__name__: writer
-    for writer in (api, chapters, commands, papers, standing, statements, learned, published)
+    for writer in (
+        *(api, chapters, commands, corrected),
+        *(papers, standing, statements, learned, published),
+    )
 }
