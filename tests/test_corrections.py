@@ -20,7 +20,7 @@ STORED = tomllib.loads(FILE.read_text("utf-8"))["correction"]
 A = "{http://www.w3.org/2005/Atom}"
 
 
-def entry(name: str, **other: str) -> str:
+def entry(name: str, /, **other: str | None) -> str:
     words = dict(name=name, date="2026-11-25", title="T", page="book/errata", said="a", says="b",
                  why="c") | other  # fmt: skip
     lines = [f'{key} = "{value}"' for key, value in words.items() if value is not None]
@@ -123,7 +123,8 @@ def test_signs_of_xml_are_words_in_a_feed(tmp_path):
 def test_a_wrong_entry_gives_one_clear_line(tmp_path, other, message):
     with pytest.raises(FedlibError, match=message) as caught:
         read(tmp_path, entry("one", **other))
-    assert "\n" not in str(caught.value) and "corrections.toml" in str(caught.value)
+    said = str(caught.value).replace("should be:\n  ", "")  # a fault of shape stands below the file
+    assert "\n" not in said and "corrections.toml" in said
 
 
 def test_a_name_is_there_once(tmp_path):
