@@ -415,6 +415,38 @@ def _pages(about: dict[str, str]) -> list[Path]:
     return [page for page in pages if page.parent.name == about.get("chapter")]
 
 
+# --- data ----------------------------------------------------------------------------------------
+
+
+def brought() -> Iterator[str]:
+    """Write what a reader has to bring of the papers' own sets, and what each of them changes."""
+    from fedlib import cards
+    from fedlib.lab.evidence import brought as sets
+
+    for name in sets.to_bring():
+        card, found = cards.card(name), list(sets.uses(name))
+        yield from (f"## {card.title}", "", f"* *Files:* {card.bring.files}, in a folder `{name}`.")
+        yield from (f"* *Form:* {card.bring.form}.", f"* *Who gives it out:* {card.bring.source}.")
+        yield from (f"* *Licence:* {card.licence}.", "")
+        yield from ("| Experiment | runs now on | Claims |", "|---|---|---|")
+        for use in found:
+            ids = ", ".join(f"{{ref}}`{claim}`" for claim in use.claims) or "none"
+            now = f"`{use.instead}`" if use.changes else "the set itself"
+            yield f"| {use.paper} `{use.experiment}`, {use.profile} | {now} | {ids} |"
+        claims = {claim for use in found for claim in use.claims}
+        named = [f"{{doc}}`/{page}`" for page in toc_pages() if claims & _names(page)]
+        yield from ("", f"Pages: {', '.join(named)}.", "")
+        yield from ("```bash", *sets.commands(name), "```", "")
+
+
+@functools.cache
+def _names(page: str) -> frozenset[str]:
+    """Return the claims that a notebook names."""
+    path = ROOT / f"{page}.ipynb"
+    text = path.read_text("utf-8") if path.is_file() else ""
+    return frozenset(re.findall(r"\{ref\}`([A-Z0-9]+-C[\w-]+)`", text))
+
+
 # --- corrections ---------------------------------------------------------------------------------
 
 
@@ -447,7 +479,7 @@ def statements() -> Iterator[str]:
 WRITERS = {
     writer.__name__: writer
     for writer in (
-        *(api, chapters, commands, corrected),
+        *(api, brought, chapters, commands, corrected),
         *(papers, standing, statements, learned, published),
     )
 }
