@@ -436,7 +436,8 @@ def brought() -> Iterator[str]:
         claims = {claim for use in found for claim in use.claims}
         named = [f"{{doc}}`/{page}`" for page in toc_pages() if claims & _names(page)]
         yield from ("", f"Pages: {', '.join(named)}.", "")
-        yield from ("```bash", *sets.commands(name), "```", "")
+        short = (line.replace(" --set", " \\\n    --set") for line in sets.commands(name))
+        yield from ("```bash", *short, "```", "")
 
 
 @functools.cache

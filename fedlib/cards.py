@@ -80,7 +80,7 @@ class Card:
     ``shape`` is ``(channels, height, width)``, ``(views, height, width)`` or ``(steps, features)``.
     ``stands_in_for`` and ``cannot_show`` are empty unless the set serves as a substitute
     for another one. ``bring`` is there for a set that is never downloaded; ``otherwise`` says what
-    else helps whoever has not got a set. ``generator`` holds kind, seed and options of a set that is
+    else helps whoever lacks a set. ``generator`` holds kind, seed and options of a set that is
     made. The hash of made columns is that of the records' machine; any machine verifies them by
     ``rounded_sha256``.
     """

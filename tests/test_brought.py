@@ -96,7 +96,7 @@ def test_a_small_file_goes_all_the_way_to_a_finding(tmp_path, monkeypatch):
             for writer in range(24):
                 file[f"examples/f{writer:04d}/pixels"] = rng.random((n, 28, 28), dtype="f4")
                 file[f"examples/f{writer:04d}/label"] = rng.integers(0, 62, n)
-    changes = {"dataset": "femnist", "model": ["softmax", 784, 62]}
+    changes = {"dataset": "femnist", "model": ["softmax", 784, 62], "time": 60.0}
     with pytest.warns(UserWarning, match="unverified"):
         for name in ("rates-8", "fig8"):
             experiments.run("hierarchy", name, "smoke", out=tmp_path / "runs", progress=False,
