@@ -212,7 +212,8 @@ class Page(HTMLParser):
         if tag == "a" and "href" in given:
             self.links.append(given["href"])
         if tag == "link" and "href" in given:
-            hints = {"canonical", "next", "prev", "search", "index", "author", "license"}
+            hints = {"canonical", "next", "prev", "search", "index", "author", "license",
+                     "alternate", "self"}  # fmt: skip
             asks = not hints & set(given.get("rel", "").split())
             (self.loaded if asks else self.links).append(given["href"])
         if tag in self.LOADED and self.LOADED[tag] in given:
@@ -221,7 +222,8 @@ class Page(HTMLParser):
 
 def check_links(html: Path) -> list[str]:
     """Return one line for every link, fragment or loaded file that leads nowhere or outside."""
-    pages = {path: Page(path) for path in html.rglob("*.html") if "_static" not in path.parts}
+    each = [*html.rglob("*.html"), *html.glob("*.xml")]  # a feed has links, too
+    pages = {path: Page(path) for path in each if "_static" not in path.parts}
     ids = {path.resolve(): page.ids for path, page in pages.items()}
     wrong = []
     for path, page in sorted(pages.items()):
@@ -276,7 +278,7 @@ def build(out: Path, profile: str = "replay") -> int:
     print("Building the pages; every warning is an error.", flush=True)
     if status := build_site(tree, html):
         return status
-    (html / "feed.xml").write_text(feed(), "utf-8")
+    (html / "corrections.xml").write_bytes(feed())
     plain.write(tree, toc_notebooks(), out)
     shutil.copytree(out / "notebooks", html / "_sources" / "notebooks", dirs_exist_ok=True)
     if wrong := check_links(html):

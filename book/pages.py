@@ -13,23 +13,21 @@ import math
 import re
 import subprocess
 import sys
-import uuid
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
-from xml.etree import ElementTree
 
 import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # this checkout's fedlib, whatever is installed
 
+import corrections  # noqa: E402
 import rests  # noqa: E402
 
 from fedlib import paths  # noqa: E402
 from fedlib.errors import unknown  # noqa: E402
-from fedlib.schema import Page, read_toml  # noqa: E402
 
 if TYPE_CHECKING:
     from fedlib.lab.evidence import findings
@@ -107,68 +105,6 @@ def committed() -> tuple[str, str] | None:
         return None
     commit, day = done.stdout.split()
     return commit, day
-
-
-# --- changes -------------------------------------------------------------------------------------
-
-
-class Correction(Page):
-    """A sentence of a page that was wrong, and what stands there now."""
-
-    date: str  # YYYY-MM-DD
-    page: str
-    said: str
-    says: str
-    because: str
-
-
-class Corrections(Page):
-    """``data/corrections.toml``."""
-
-    correction: list[Correction]
-
-
-def corrected() -> list[Correction]:
-    """Return the corrections of the book, the newest first."""
-    entries = read_toml(ROOT / "data" / "corrections.toml", Corrections)["correction"]
-    return sorted(entries, key=lambda entry: entry["date"], reverse=True)
-
-
-def corrections() -> Iterator[str]:
-    """Write what pages said, what they say now, and why."""
-    for entry in corrected():
-        link = f"{{doc}}`../{entry['page']}`"
-        yield f"* {entry['date']}, {link}. *It said:* {entry['said']} "
-        yield f"  *It says:* {entry['says']} *Why:* {entry['because']}"
-
-
-def feed() -> str:
-    """Return the corrections as an Atom feed, whose links start from where the feed lies."""
-    root = ElementTree.Element("feed", xmlns="http://www.w3.org/2005/Atom")
-
-    def add(home: ElementTree.Element, tag: str, text: str, **attributes: str) -> None:
-        ElementTree.SubElement(home, tag, attributes).text = text or None
-
-    entries = corrected()
-    name = yaml.safe_load((ROOT / "_config.yml").read_text("utf-8"))["title"]
-    add(root, "title", f"{name}: corrections")
-    add(root, "id", _urn(name))
-    add(root, "updated", f"{entries[0]['date']}T00:00:00Z")
-    add(ElementTree.SubElement(root, "author"), "name", "The fedlib authors")
-    for entry in entries:
-        home = ElementTree.SubElement(root, "entry")
-        add(home, "title", entry["says"])
-        add(home, "id", _urn(f"{entry['page']} {entry['said']}"))
-        add(home, "updated", f"{entry['date']}T00:00:00Z")
-        add(home, "link", "", href=f"{entry['page']}.html")
-        told = f"It said: {entry['said']} It says: {entry['says']} Why: {entry['because']}"
-        add(home, "content", told)
-    ElementTree.indent(root)
-    return ElementTree.tostring(root, "unicode", xml_declaration=True) + "\n"
-
-
-def _urn(text: str) -> str:
-    return uuid.uuid5(uuid.NAMESPACE_OID, text).urn
 
 
 # --- the package ---------------------------------------------------------------------------------
@@ -502,6 +438,55 @@ def _pages(about: dict[str, str]) -> list[Path]:
     return [page for page in pages if page.parent.name == about.get("chapter")]
 
 
+# --- data ----------------------------------------------------------------------------------------
+
+
+def brought() -> Iterator[str]:
+    """Write what a reader has to bring of the papers' own sets, and what each of them changes."""
+    from fedlib import cards
+    from fedlib.lab.evidence import brought as sets
+
+    for name in sets.to_bring():
+        card, found = cards.card(name), list(sets.uses(name))
+        yield from (f"## {card.title}", "", f"* *Files:* {card.bring.files}, in a folder `{name}`.")
+        yield from (f"* *Form:* {card.bring.form}.", f"* *Who gives it out:* {card.bring.source}.")
+        yield from (f"* *Licence:* {card.licence}.", "")
+        yield from ("| Experiment | runs now on | Claims |", "|---|---|---|")
+        for use in found:
+            ids = ", ".join(f"{{ref}}`{claim}`" for claim in use.claims) or "none"
+            now = f"`{use.instead}`" if use.changes else "the set itself"
+            yield f"| {use.paper} `{use.experiment}`, {use.profile} | {now} | {ids} |"
+        claims = {claim for use in found for claim in use.claims}
+        named = [f"{{doc}}`/{page}`" for page in toc_pages() if claims & _names(page)]
+        yield from ("", f"Pages: {', '.join(named)}.", "")
+        short = (line.replace(" --set", " \\\n    --set") for line in sets.commands(name))
+        yield from ("```bash", *short, "```", "")
+
+
+@functools.cache
+def _names(page: str) -> frozenset[str]:
+    """Return the claims that a notebook names."""
+    path = ROOT / f"{page}.ipynb"
+    text = path.read_text("utf-8") if path.is_file() else ""
+    return frozenset(re.findall(r"\{ref\}`([A-Z0-9]+-C[\w-]+)`", text))
+
+
+# --- corrections ---------------------------------------------------------------------------------
+
+
+def corrected() -> Iterator[str]:
+    """Write what this book said and says otherwise now, newest first."""
+    yield from corrections.page(corrections.read(toc_pages()))
+
+
+def feed(config: Path = ROOT / "_config.yml") -> bytes:
+    """Return the corrections as an Atom feed, with links that fit the settings."""
+    stored = yaml.safe_load(config.read_text("utf-8"))
+    return corrections.feed(
+        corrections.read(toc_pages()), stored["title"], stored["author"], stored["html"]["baseurl"]
+    )
+
+
 # --- what rests on what --------------------------------------------------------------------------
 
 
@@ -518,6 +503,7 @@ def statements() -> Iterator[str]:
 WRITERS = {
     writer.__name__: writer
     for writer in (
-        api, chapters, citation, commands, corrections, papers, standing, statements, learned
+        *(api, brought, chapters, citation, commands, corrected),
+        *(papers, standing, statements, learned),
     )
 }

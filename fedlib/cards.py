@@ -59,13 +59,30 @@ class Normalisation:
 
 
 @dataclass(frozen=True)
+class Bring:
+    """What a reader has to bring of a set that only its owner hands out.
+
+    ``files`` are the names below the set's folder, ``form`` is what is inside them, ``source`` who
+    gives them out.
+    """
+
+    files: str
+    form: str
+    source: str
+
+    __pydantic_config__ = CLOSED
+
+
+@dataclass(frozen=True)
 class Card:
     """What is known about a data set; the fields are those of its TOML file.
 
     ``shape`` is ``(channels, height, width)``, ``(views, height, width)`` or ``(steps, features)``.
     ``stands_in_for`` and ``cannot_show`` are empty unless the set serves as a substitute
-    for another one. ``generator`` holds kind, seed and options of a set that is made. The hash of
-    made columns is that of the records' machine; any machine verifies them by ``rounded_sha256``.
+    for another one. ``bring`` is there for a set that is never downloaded; ``otherwise`` says what
+    else helps whoever lacks a set. ``generator`` holds kind, seed and options of a set that is
+    made. The hash of made columns is that of the records' machine; any machine verifies them by
+    ``rounded_sha256``.
     """
 
     name: str
@@ -84,7 +101,8 @@ class Card:
     stands_in_for: tuple[str, ...] = ()
     cannot_show: tuple[str, ...] = ()
     traps: tuple[str, ...] = ()
-    if_missing: str = ""
+    bring: Bring | None = None
+    otherwise: str = ""
     generator: Mapping[str, Any] = field(default_factory=dict)
     rounded_sha256: str = ""
 
@@ -114,6 +132,15 @@ class Card:
     def base(self) -> str:
         """Name of the set that this one is made from; empty for one that needs no other."""
         return self.generator.get("base", "")
+
+    @property
+    def if_missing(self) -> str:
+        """What to do without the set: what to bring, in which form, from whom, and what else."""
+        if self.bring is None:
+            return self.otherwise
+        b = self.bring
+        asked = f"Put {b.files} into that folder ({b.form}). Who gives it out: {b.source}."
+        return f"{asked} {self.otherwise}".rstrip()
 
     @property
     def folder(self) -> bool:

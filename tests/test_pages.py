@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-from xml.etree import ElementTree
 
 import pages
 import pytest
@@ -145,23 +144,6 @@ def test_the_book_s_own_entry_has_version_commit_and_day(monkeypatch):
     stated = yaml.safe_load((pages.ROOT / "CITATION.cff").read_text("utf-8"))
     told = f"{{Version {stated['version']}, {stated['date-released']}}}"
     assert told in "\n".join(pages.citation())
-
-
-def test_corrections_stand_on_a_page_and_in_a_feed():
-    told, name = "\n".join(pages.corrections()), "{http://www.w3.org/2005/Atom}"
-    root = ElementTree.fromstring(pages.feed())
-    entries, asked = root.findall(f"{name}entry"), pages.corrected()
-    assert len(entries) == len(asked) > 0
-    days = [entry.findtext(f"{name}updated") for entry in entries]
-    assert days == sorted(days, reverse=True) and root.findtext(f"{name}updated") == days[0]
-    ids = [entry.findtext(f"{name}id") for entry in entries]
-    assert len({*ids}) == len(ids) and all(word.startswith("urn:uuid:") for word in ids)
-    for entry, correction in zip(entries, asked, strict=True):
-        content = entry.findtext(f"{name}content")
-        assert all(correction[key] in content for key in ("said", "says", "because"))
-        assert all(correction[key] in told for key in ("said", "says", "because"))
-        page = entry.find(f"{name}link").get("href").removesuffix(".html")
-        assert page == correction["page"] in pages.toc_pages()
 
 
 def test_a_paper_appears_as_soon_as_its_folder_does(tmp_path, monkeypatch):

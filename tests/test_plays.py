@@ -215,7 +215,7 @@ def test_the_hash_follows_the_plays_alone(folder):
 def test_a_folder_in_the_cache_is_loaded_by_name(folder, tmp_path, monkeypatch):
     monkeypatch.delenv("FEDLIB_MIRROR", raising=False)
     monkeypatch.setenv("FEDLIB_DATA", str(tmp_path / "empty"))
-    with pytest.raises(FedlibError, match=r"never downloaded.*shakespeare.tar.gz, into that"):
+    with pytest.raises(FedlibError, match=r"never downloaded.*shakespeare.tar.gz into that"):
         datasets.load("shakespeare")
     monkeypatch.setenv("FEDLIB_DATA", str(tmp_path))
     (folder / "second.txt").write_text(play(speech("ADAM", 400, 3)))

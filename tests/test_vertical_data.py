@@ -339,6 +339,25 @@ def test_news20_of_another_length_is_not_news20(tmp_path):
         load_columns("news20-like", folder=tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("name", "file", "rows"),
+    [("news20", "news20.binary", 19996),
+     ("webspam", "webspam_wc_normalized_trigram.svm", 10)],
+)  # fmt: skip
+def test_one_sparse_file_is_split_by_seed(tmp_path, name, file, rows):
+    last = datasets.card(name).shape[0]
+    write(tmp_path / file, *(f"{1 - 2 * (n % 2):+d} 1:0.5 {last}:{n + 1}" for n in range(rows)))
+    with pytest.warns(UserWarning, match="unverified"):
+        found, other = (load_columns(name, seed=seed, folder=tmp_path) for seed in (0, 1))
+    share = datasets.card(name).test / (datasets.card(name).train + datasets.card(name).test)
+    assert found.train_x.shape == (rows - round(rows * share), last)
+    values = np.concatenate([found.train_x[:, [last - 1]].toarray(),
+                             found.test_x[:, [last - 1]].toarray()]).ravel()  # fmt: skip
+    assert sorted(values) == [*range(1, rows + 1)]
+    assert (np.concatenate([found.train_y, found.test_y]) == 1 - 2 * ((values - 1) % 2)).all()
+    assert (found.test_x != other.test_x).nnz > 0
+
+
 def test_two_files_are_training_and_test(tmp_path):
     write(tmp_path / "E2006.train.bz2", "-3 1:1 150360:2", "-4 2:1", "-5")
     write(tmp_path / "E2006.test", "-6 1:0.5")

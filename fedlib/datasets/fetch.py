@@ -158,7 +158,8 @@ def _placed_or_fail(card: Card) -> Path:
         raise FedlibError(
             f"'{card.name}' is never downloaded, and {cache_folder() / card.name} is not there. "
             "What to do: put the folder, or a link to it, at that place; or set FEDLIB_DATA or "
-            f"FEDLIB_MIRROR to the folder that holds {card.name}. {card.if_missing}".rstrip()
+            f"FEDLIB_MIRROR to the folder that holds {card.name}. {card.if_missing} "
+            f"What it changes: fedlib data card {card.name}."
         )
     return folder
 

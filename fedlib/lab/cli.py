@@ -487,6 +487,19 @@ def data_list(as_json: Json = False) -> None:
     _print(rows, as_json)
 
 
+@data_app.command("card")
+def data_card(name: Annotated[str, typer.Argument(help="See: fedlib data list.")]) -> None:
+    """Say what is known about a data set; of one to be brought, what it is and what it changes."""
+    from fedlib import datasets
+    from fedlib.lab.evidence import brought
+
+    for line in brought.told(name):
+        typer.echo(line)
+    if datasets.card(name).bring:
+        here = "" if datasets.cached(name) else "not "
+        typer.echo(f"It is {here}here. Its folder: {datasets.cache_folder() / name}")
+
+
 @data_app.command("get")
 def data_get(name: Annotated[str, typer.Argument(help="See: fedlib data list.")]) -> None:
     """Fetch a data set into the cache and verify it."""
