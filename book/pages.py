@@ -372,8 +372,10 @@ def standing() -> Iterator[str]:
     yield (
         f"There are {len(rows)} claims of the five papers, our own controls of some among them. "
         f"{len(measured)} are about runs; the others are proved, or arithmetic. "
-        f"**{len(at_scale)} of the {len(measured)} were tried at their paper's own scale**, "
-        f"{len(same)} of these on the paper's own data, and "
+        f"**{len(at_scale)} of the {len(measured)} were tried at their paper's own scale** "
+        "({ref}`the list, with arithmetic <only-own-scale>`), "
+        f"{len(same)} of these on the paper's own data (the same bytes, another copy, or made as "
+        "the paper says), and "
         f"{len(reproduced)} of these are *reproduced*: confirmed, at that scale and on those data "
         f"({', '.join(names)}). "
         "For all others the finding speaks of a smaller experiment, or of other data, and each "
