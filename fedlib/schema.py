@@ -145,6 +145,8 @@ def _unchecked(values: Any, shape: Any) -> Any:
     if is_dataclass(shape) and isinstance(shape, type):
         hints = get_type_hints(shape)
         return shape(**{key: _unchecked(value, hints[key]) for key, value in values.items()})
+    if isinstance(values, dict) and is_dataclass(inner := _inner(shape)):  # or None
+        return _unchecked(values, inner)
     if isinstance(values, list) and get_origin(shape) is tuple:
         return tuple(_unchecked(value, get_args(shape)[0]) for value in values)
     return float(values) if shape is float else values
