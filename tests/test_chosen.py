@@ -79,4 +79,4 @@ def test_a_page_or_a_table_is_looked_at_by_who_names_it(monkeypatch):
     monkeypatch.chdir(ROOT)
     assert "tests/test_claims.py" in quick.tests(Path("data/papers/tiers/claims.toml"))
     found = quick.tests(Path("notebooks/02_participation/2_build.ipynb"))
-    assert {"tests/test_hygiene.py", "tests/test_notebooks.py"} <= {*found}
+    assert found == ["tests/test_course.py", "tests/test_hygiene.py", "tests/test_notebooks.py"]
