@@ -445,8 +445,10 @@ def test_what_already_runs_at_the_paper_s_own_setting_is_said_to(paper, verdicts
         if row["id"] in own:
             assert claims.is_own_scale(row) and claims.is_own_data(row), row["id"]
     if paper == "hierarchy":
-        (row,) = [row for row in verdicts[paper] if row["id"] == "HFL-C3"]
-        assert row["data"] == scale.ANOTHER and row["scale"], "Fashion-MNIST is not CIFAR-10"
+        held = records.load(paper, "fig3", "quick")
+        assert held.manifest["settings"]["dataset"] == "fashion-mnist"
+        assert scale.data(held, ["cifar10"]) == scale.ANOTHER, "Fashion-MNIST is not CIFAR-10"
+        assert scale.differences_in_scale(held)
 
 
 def test_fewer_seeds_than_the_profile_asks_for_decide_nothing(tmp_path):
