@@ -35,6 +35,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[TOOK] = {}
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # begun by a script, in the background
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # whom a test interrupts must hear
 
 
 @pytest.hookimpl(wrapper=True)
