@@ -265,7 +265,14 @@ def _fields(row: findings.Finding) -> str:
     """Return an answer's three fields in a line, which begins with its claim."""
     kind = row.finding.replace(",", "").replace(" ", "-")
     pill = f"[{row.finding}]{{.verdict .verdict-{kind}}}"
-    return f"{{ref}}`{row.claim}`: {pill} Scale: {row.scale}. Data: {row.data}."
+    more = f" The finding rests on more than this answer: {_small(row.whole)}" * bool(row.whole)
+    where = f"{{ref}}`Scale <scale-words>`: {row.scale}. Data: {row.data}."
+    return f"{{ref}}`{row.claim}`: {pill} {where}{more}"
+
+
+def _small(sentence: str) -> str:
+    """Return a sentence with a small first letter."""
+    return sentence[:1].lower() + sentence[1:]
 
 
 def _without_record(about: dict[str, str]) -> int:
@@ -385,6 +392,18 @@ def standing() -> Iterator[str]:
     )  # fmt: skip
 
 
+def prefixes() -> Iterator[str]:
+    """Write what the names of claims begin with, and which paper that is."""
+    from fedlib.lab.evidence import claims
+
+    told = []
+    for name, home in paths.papers("claims.toml").items():
+        prefix, about = claims.claims_of(name)[0]["id"].partition("-C")[0], paths.about(home)
+        short = f" {about['short']}" * (about["short"] != prefix)
+        told.append(f"**{prefix}**{short}{', ours' * bool(about.get('ours'))}")
+    yield f"A name begins with its paper or study: {'; '.join(told)}."
+
+
 def learned() -> Iterator[str]:
     """Write the papers' claims about runs, each below its finding, with what was seen."""
     from fedlib.lab.evidence import findings, outcomes
@@ -407,12 +426,15 @@ def _seen(row: dict, answer: findings.Finding | None) -> str:
 
     setting = scale.setting(row["scale"], row["data"])
     if answer:
-        return f"*We:* {answer.answer} {answer.setting}"
+        more = f" The finding rests on more than this answer: {_small(answer.whole)}"
+        return f"*{answer.question}* {answer.answer} {answer.setting}{more * bool(answer.whole)}"
     counted = [check for check in row["checks"] if check["essential"]] or row["checks"]
     if len(counted) == 1:
         ours = f"{counted[0]['quantity']}: {counted[0]['measured']}."
-        return f"*We:* {ours[0].upper()}{ours[1:]} {setting}"
-    return f"*We:* {row['tally'].partition(';')[0]}. {setting}"
+        return f"*What we saw:* {ours[0].upper()}{ours[1:]} {setting}"
+    first = row["tally"].partition(";")[0]
+    told = first.replace("controls: ", "controls ") if "controls" in first else f"checks {first}"
+    return f"*What we saw:* of its {told}. {setting}"
 
 
 def _opened(about: dict[str, str], what: str, note: bool = False) -> Iterator[str]:
@@ -506,6 +528,6 @@ WRITERS = {
     writer.__name__: writer
     for writer in (
         *(api, brought, chapters, citation, commands, corrected),
-        *(papers, standing, statements, learned),
+        *(papers, prefixes, standing, statements, learned),
     )
 }

@@ -168,6 +168,25 @@ def test_the_paper_s_own_question_has_a_short_answer_in_three_fields(paper, monk
     assert "* *Finding:* confirmed (A-C1)\n* *Scale:* nothing measured\n" in told
 
 
+def test_an_answer_says_where_its_claim_was_measured_otherwise(paper, monkeypatch):
+    asked = FINDING.replace("[[finding]]", "[brief]")
+    (paper / "findings.toml").write_text(asked + FINDING)
+    findings._read.cache_clear()
+    check = claims.Check("one is better", "above 0", "0.3", "holds", size="0.3 of 0.6")
+    monkeypatch.setattr(claims, "checks", lambda *asked: [check])
+    said = "At the paper's own scale, on the paper's own bytes."
+    smaller = {"scale": ["clients: 3, the paper's: 9"], "data": scale.SUBSTITUTE, "sets": {}}
+    own = {"scale": [], "data": scale.THEIR_BYTES, "sets": {}}
+    monkeypatch.setattr(claims, "measured_at", lambda *asked: smaller)  # of the claim
+    monkeypatch.setattr(findings, "_fields", lambda *asked: own)  # of the check
+    whole = "Not at the paper's scale (clients), on a substitute."
+    assert (findings.brief("made").setting, findings.brief("made").whole) == (said, whole)
+    told = Chapter("made").opening()._repr_markdown_()
+    assert told.endswith(f"* *The finding rests on more than this answer:* {whole}")
+    monkeypatch.setattr(findings, "_fields", lambda *asked: smaller)
+    assert findings.brief("made").whole == ""
+
+
 def test_a_study_of_the_book_says_what_was_expected_and_names_its_data(paper, monkeypatch):
     (paper / "paper.toml").write_text("ours = true\n")
     asked = FINDING.replace("[[finding]]", "finding = []\n[brief]")

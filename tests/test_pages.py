@@ -124,6 +124,26 @@ def test_pages_say_what_was_tried_at_the_papers_own_scale(monkeypatch, verdicts)
     assert "\n".join(pages.standing()).endswith("Some records come from a GPU: H100.")
 
 
+def test_what_claims_are_called_after_is_said(verdicts):
+    told = "\n".join(pages.prefixes())
+    for rows in verdicts.values():
+        assert {row["id"].split("-")[0] for row in rows} <= set(re.findall(r"\*\*(\w+)\*\*", told))
+    assert "**PERM**;" in told and "**MAT** Which method, ours" in told
+
+
+def test_what_was_seen_of_a_claim_answers_a_question_that_is_shown(monkeypatch, verdicts):
+    monkeypatch.setattr(pages, "judged", verdicts.get)
+    lines = "\n".join(pages.learned()).splitlines()
+    for name in pages.with_claims():
+        first = {row.claim: row for row in reversed(findings.answers(name))}
+        about_runs = {row["id"] for row in verdicts[name] if row["kind"] == "measured"}
+        for row in (row for claim, row in first.items() if claim in about_runs):
+            (line,) = (line for line in lines if line.startswith(f"* {{ref}}`{row.claim}`."))
+            assert f"*{row.question}* {row.answer}" in line
+            assert not row.whole or row.whole[1:] in line
+    assert not any("controls: " in line for line in lines)
+
+
 def test_every_claim_about_runs_stands_below_its_finding(monkeypatch, verdicts):
     monkeypatch.setattr(pages, "judged", verdicts.get)
     parts = re.split(r"^### (.*)$", "\n".join(pages.learned()), flags=re.M)[1:]

@@ -83,6 +83,9 @@ class Finding:
     scale, data
         Of the check, or of the one beside it, each in words: what differs from the paper's
         setting, and what the data are to the paper's; of a study of the book's own, which they are.
+    whole
+        At what scale and on which data all checks of the claim were measured, where that is not
+        what the answer's own was; otherwise empty.
     """
 
     question: str
@@ -94,6 +97,7 @@ class Finding:
     finding: str
     scale: str
     data: str
+    whole: str
 
 
 @functools.cache
@@ -186,13 +190,14 @@ def _answered(paper: str, out: str | Path | None, entries: list[FindingEntry]) -
             settings.append(setting)
         check, told = checks[entry["check"]], row["statement" if ours else "paper_reports"]
         data = fields["data"] or "nothing measured"
+        whole = scale.setting(row["scale"], row["data"])
         if ours and fields["sets"]:
             data = "; ".join(cards.card(name).title for name in fields["sets"])
         results.append(
             Finding(
                 entry["question"], " ".join(sentences), told, setting,
                 entry["claim"], check["outcome"], row["finding"],
-                scale.words(fields["scale"], fields["data"]), data,
+                scale.words(fields["scale"], fields["data"]), data, whole * (whole != setting),
             )
         )  # fmt: skip
     return results

@@ -33,6 +33,8 @@ SETTING_WORDS = {
     "steps": "steps",
     "samples": "samples a client",
     "augment": "images augmented",
+    "warmup_rounds": "rounds of warm-up",
+    "folded": "columns added up",
 }
 
 OUR_EXPERIMENT = "an experiment of ours"

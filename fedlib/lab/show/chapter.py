@@ -231,6 +231,8 @@ class Chapter:
         lines = [f"**We find:** {row.answer}", f"* *{told}:* {row.paper}",
                  f"* *Finding:* {row.finding} ({row.claim})", f"* *Scale:* {row.scale}",
                  f"* *Data:* {row.data}"]  # fmt: skip
+        if row.whole:
+            lines.append(f"* *The finding rests on more than this answer:* {row.whole}")
         return Markdown("\n".join([lines[0], "", *lines[1:]]))
 
     def findings(self) -> Markdown:
