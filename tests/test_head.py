@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import struct
 import sys
 from html import unescape
 
@@ -14,7 +15,7 @@ from fedbook import head, index
 
 CONF = """
 from fedbook import head, index
-project, release = "Two pages", "1.2, commit 1a2b3c4, 2031-05-06"
+html_title, release = "Two pages", "1.2, commit 1a2b3c4, 2031-05-06"
 html_theme = "sphinx_book_theme"
 def setup(app):
     app.add_transform(index.AddTerms)
@@ -60,6 +61,7 @@ def test_a_page_is_described_and_cited_and_with_an_address_shown_and_on_the_map(
     assert described.startswith("Many clients hold data & want a model. Many")
     assert head.LONGEST - 10 < len(described) <= head.LONGEST
     assert 'property="og:title" content="A &lt; B"' in page
+    assert 'property="og:site_name" content="Two pages"' in page
     assert (f'content="{base}index.html"' in page) == bool(base)
     there = out / "sitemap.xml"
     assert there.exists() == bool(base)
@@ -71,6 +73,8 @@ def test_a_page_is_described_and_cited_and_with_an_address_shown_and_on_the_map(
         pictures = re.findall(r'property="og:image" content="(.*?)"', text)
         assert pictures == [f"{base}{shown}"] * bool(base)
     assert (out / "_images" / "seen.png").is_file()
+    card = (build.ROOT / "book" / "assets" / "card.png").read_bytes()
+    assert struct.unpack(">8x4x4s2I", card[:24]) == (b"IHDR", 1200, 630)
     atom = '<link rel="alternate" type="application/atom+xml" title="Corrections" href="{}" />'
     assert atom.format("corrections.xml") in page and atom.format("../corrections.xml") in inner
     foot = unescape(re.sub(r"\s+", " ", re.search(r"Cite this page: (.*?)</p>", inner, re.S)[1]))

@@ -20,7 +20,7 @@ LEFT_OUT = (nodes.table, nodes.container, nodes.literal_block, nodes.Admonition,
 
 def describe_page(app: Sphinx, page: str, template: str, context: dict, tree: object) -> None:
     """Describe a page by its first paragraph and figure, and name the feed of corrections."""
-    told = {"og:site_name": app.config.project, "og:type": "article"}
+    told = {"og:site_name": app.config.html_title, "og:type": "article"}
     told["og:title"] = title(app, page, context)
     if text := first_words(tree):
         told |= {"description": text, "og:description": text}
@@ -38,7 +38,7 @@ def describe_page(app: Sphinx, page: str, template: str, context: dict, tree: ob
 def cite_page(app: Sphinx, page: str, template: str, context: dict, tree: object) -> None:
     """Say at the foot of a page how it is cited: its title, the book, the version, its address."""
     if isinstance(tree, nodes.document):
-        book = f"{app.config.project}, version {app.config.release}"
+        book = f"{app.config.html_title}, version {app.config.release}"
         cited = escape(". ".join(filter(None, (book, address(app, page)))))
         how = app.builder.get_relative_uri(page, "book/citing") + "#cite-this"
         context["theme_extra_footer"] = (
