@@ -69,13 +69,15 @@ STATE = """(() => {
       e.getClientRects().length && e.scrollWidth > e.clientWidth + 1).map(e =>
       (e.scrollWidth - e.clientWidth) + " px: " + e.textContent.trim().slice(0, 80)),
     silent: [...document.querySelectorAll("article *")].filter(e =>
-      e.checkVisibility() && e.scrollWidth > e.clientWidth + 1 && !e.closest("svg, mjx-container")
+      e.checkVisibility() && e.scrollWidth > e.clientWidth + 1
+      && !e.parentElement.closest("svg, mjx-container")
       && ["auto", "scroll"].includes(getComputedStyle(e).overflowX)
       && !(e.tabIndex === 0 && e.role && (e.ariaLabel || "").includes("scrolls"))).map(e =>
       e.outerHTML.slice(0, 160)),
     height: root.scrollHeight,
     folded: document.querySelectorAll("article details:not([open])").length,
-    stops: document.querySelectorAll("mjx-container[tabindex='0']").length,
+    stops: [...document.querySelectorAll("mjx-container[tabindex='0']")].filter(e =>
+      e.scrollWidth <= e.clientWidth + 1).length,
     ink: getComputedStyle(article || document.body).color,
     paper: getComputedStyle(document.body).backgroundColor,
     letters: [document.body, ...document.querySelectorAll("pre")].every(e =>

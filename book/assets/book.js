@@ -62,9 +62,11 @@ const BOXES = {
   Table: ".pst-scrollable-table-container, .table-wide, .cell_output .text_html",
 };
 const sized = new ResizeObserver((seen) => seen.forEach(({ target }) => tell(target)));
-function tell(box) {
+function tell(place) {
+  const kind = Object.keys(BOXES).find((name) => place.matches(BOXES[name]));
+  const box = kind === "Formula" ? place.querySelector("mjx-container") : place;
+  if (!box) return; // not set yet
   const more = box.scrollWidth - box.clientWidth;
-  const kind = Object.keys(BOXES).find((name) => box.matches(BOXES[name]));
   const told = { tabindex: 0, role: "group", "aria-label": `${kind} that scrolls sideways` };
   for (const [name, value] of Object.entries(told)) {
     if (more > 1) box.setAttribute(name, value);
@@ -74,6 +76,6 @@ function tell(box) {
   box.classList.toggle("more-after", box.scrollLeft < more - 1);
 }
 for (const box of document.querySelectorAll(`article :is(${Object.values(BOXES)})`)) {
-  box.addEventListener("scroll", () => tell(box), { passive: true });
+  box.addEventListener("scroll", () => tell(box), { passive: true, capture: true });
   sized.observe(box);
 }
