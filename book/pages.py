@@ -69,30 +69,40 @@ def address(config: Path = ROOT / "_config.yml") -> tuple[str, str]:
 
 
 def offer(config: Path) -> None:
-    """Take from a copy of the settings the buttons that lead to an address, if there is none."""
+    """Say in a copy of the settings what is built; take the buttons that lead to no address."""
+    settings = yaml.safe_load(config.read_text("utf-8"))
+    settings["sphinx"]["config"]["release"] = edition()
     if not address(config)[0]:
-        settings = yaml.safe_load(config.read_text("utf-8"))
         for group in (settings, settings["html"]):
             for button in [name for name in group if "button" in name]:
                 del group[button]
-        config.write_text(yaml.safe_dump(settings, allow_unicode=True), "utf-8")
+    config.write_text(yaml.safe_dump(settings, allow_unicode=True), "utf-8")
+
+
+def edition() -> str:
+    """Say what is being built: the version, the commit if known, the day."""
+    import fedlib
+
+    commit, day = committed() or ("", stated()["date-released"])
+    return f"{fedlib.__version__}{f', commit {commit}' * bool(commit)}, {day}"
+
+
+def stated() -> dict:
+    """Return what ``CITATION.cff`` says."""
+    return yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
 
 
 def citation() -> Iterator[str]:
     """Write the book's entry for BibTeX: the version, the commit if known, its day, the address."""
-    import fedlib
-
-    stated = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
-    commit, day = committed() or ("", stated["date-released"])
+    year = edition().rpartition(" ")[2][:4]
     yield "```bibtex"
-    yield "@misc{fedlib" + day[:4] + ","
-    yield f"  author       = {{{{{stated['authors'][0]['name']}}}}},"
-    yield f"  title        = {{{stated['title']}}},"
-    yield f"  year         = {{{day[:4]}}},"
+    yield "@misc{fedlib" + year + ","
+    yield f"  author       = {{{{{stated()['authors'][0]['name']}}}}},"
+    yield f"  title        = {{{stated()['title']}}},"
+    yield f"  year         = {{{year}}},"
     if url := address()[0]:
         yield f"  howpublished = {{\\url{{{url}}}}},"
-    built = f", commit {commit}" * bool(commit)
-    yield f"  note         = {{Version {fedlib.__version__}{built}, {day}}}"
+    yield f"  note         = {{Version {edition()}}}"
     yield from ("}", "```")
 
 

@@ -11,7 +11,6 @@ import argparse
 import base64
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -21,9 +20,8 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import browser
-from pages import ROOT
+from pages import ROOT, edition
 
-import fedlib
 from fedlib.errors import FedlibError, unknown
 
 NAV = """[...document.querySelectorAll(
@@ -48,7 +46,7 @@ FIRST = "@page:first { counter-set: page %d; }"
 MARGIN = 16 * 72 / 25.4  # points above the text, in print.css: Chromium leaves them out of places
 UNNUMBERED = "@page { @bottom-center { content: none; } }"
 STYLE = "document.head.append(Object.assign(document.createElement('style'), {textContent: %s}))"
-TITLE = """<h1>%s</h1><p>fedlib %s<br>%s</p>
+TITLE = """<h1>%s</h1><p>Version %s</p>
 <style>.contents p {display: flex; gap: 0.5em; margin: 0.15em 0}
 .contents a {flex: 1; color: inherit; text-decoration: none}
 .contents p.part {font-weight: 600; margin-top: 0.9em; break-after: avoid}</style>
@@ -99,8 +97,6 @@ def print_piece(tab: browser.Page, piece: Piece, start: int, folder: Path) -> No
 
 def print_title(tab: browser.Page, pieces: list[Piece], front: Piece, pdf: Path) -> None:
     """Print the title page with the contents."""
-    command = ["git", "log", "-1", "--format=commit %h of %cs"]
-    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     rows, part = [], ""
     for piece in pieces:
         if piece.part != part:
@@ -109,7 +105,7 @@ def print_title(tab: browser.Page, pieces: list[Piece], front: Piece, pdf: Path)
         link = f'<a href="{piece.path.as_uri()}">{escape(piece.title)}</a>'
         rows.append(f'<p style="margin-left: {piece.deep}em">{link}{piece.start}</p>')
     tab.show(front.path.as_uri(), width=680)
-    page = TITLE % (escape(front.title), fedlib.__version__, said.stdout.strip(), "\n".join(rows))
+    page = TITLE % (escape(front.title), edition(), "\n".join(rows))
     tab.evaluate(f"document.querySelector('article').innerHTML = {json.dumps(page)}")
     tab.evaluate(STYLE % json.dumps(UNNUMBERED))
     tab.print()

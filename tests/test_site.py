@@ -68,9 +68,16 @@ STATE = """(() => {
     cut: [...document.querySelectorAll("article :is(div.math, .cell_input pre)")].filter(e =>
       e.getClientRects().length && e.scrollWidth > e.clientWidth + 1).map(e =>
       (e.scrollWidth - e.clientWidth) + " px: " + e.textContent.trim().slice(0, 80)),
+    silent: [...document.querySelectorAll("article *")].filter(e =>
+      e.checkVisibility() && e.scrollWidth > e.clientWidth + 1
+      && !e.parentElement.closest("svg, mjx-container")
+      && ["auto", "scroll"].includes(getComputedStyle(e).overflowX)
+      && !(e.tabIndex === 0 && e.role && (e.ariaLabel || "").includes("scrolls"))).map(e =>
+      e.outerHTML.slice(0, 160)),
     height: root.scrollHeight,
     folded: document.querySelectorAll("article details:not([open])").length,
-    stops: document.querySelectorAll("mjx-container[tabindex='0']").length,
+    stops: [...document.querySelectorAll("mjx-container[tabindex='0']")].filter(e =>
+      e.scrollWidth <= e.clientWidth + 1).length,
     ink: getComputedStyle(article || document.body).color,
     paper: getComputedStyle(document.body).backgroundColor,
     letters: [document.body, ...document.querySelectorAll("pre")].every(e =>
@@ -401,6 +408,13 @@ def test_a_phone_shows_the_whole_width(page, visits):
 
 
 @every_page
+def test_what_scrolls_sideways_is_reached_and_says_so(page, visits):
+    for (name, scheme, _), seen in visits.items():
+        if name == page and scheme in SCHEMES:
+            assert seen.state["silent"] == []
+
+
+@every_page
 def test_formulas_and_code_fit_a_desk(page, visits):
     (wide,) = (seen for (name, _, width), seen in visits.items() if (name, width) == (page, 1280))
     assert wide.state["cut"] == []
@@ -409,6 +423,11 @@ def test_formulas_and_code_fit_a_desk(page, visits):
 @every_page
 def test_the_keyboard_passes_formulas_by(page, visits):
     assert all(seen.state["stops"] == 0 for seen in of(visits, page))
+
+
+@every_page
+def test_what_opens_is_called_what_it_shows(page, html):
+    assert "<summary aria-label" not in (html / f"{page}.html").read_text("utf-8")
 
 
 @every_page
@@ -491,6 +510,16 @@ def test_a_page_offers_its_source_and_says_when_it_changed(page, html):
         re.search(r"Last updated[^<]*\b20\d\d-\d\d-\d\d", text)
         or not (build.ROOT / ".git").exists()
     )
+
+
+@every_page
+def test_a_page_says_how_it_is_cited_and_names_the_feed_of_corrections(page, html):
+    text = (html / f"{page}.html").read_text("utf-8")
+    foot = text_of(re.search(r"Cite this page:.*?</p>", text, re.S)[0])
+    block = text_of((html / "book" / "citing.html").read_text("utf-8"))
+    version = re.search(r"note = \{ ?Version (.*?) ?\}", block)[1]
+    assert f"Federated Learning, Line by Line, version {version}. How to cite" in foot
+    assert re.search(r'type="application/atom\+xml"[^>]* href="(../)*corrections.xml"', text)
 
 
 KINDS = (  # one page of each kind

@@ -54,6 +54,7 @@ def test_buttons_come_with_an_address_and_go_without(url, tmp_path):
     gone = (given.keys() - left.keys()) | (given["html"].keys() - left["html"].keys())
     buttons = {f"use_{kind}_button" for kind in ("repository", "issues", "edit_page")}
     assert gone == (set() if url else buttons | {"launch_buttons"})
+    assert left["sphinx"]["config"]["release"] == pages.edition()
 
 
 def test_no_link_leads_to_an_address_that_the_project_has_not():

@@ -52,3 +52,30 @@ function unfold() {
 }
 addEventListener("hashchange", unfold);
 if (location.hash) unfold();
+
+// A box wider than its column scrolls by itself: the keyboard reaches it, it says what it does, and
+// a shadow shows on which side there is more.
+const BOXES = {
+  Formula: "div.math",
+  Output: ".cell_output pre",
+  Code: "pre",
+  Table: ".pst-scrollable-table-container, .table-wide, .cell_output .text_html",
+};
+const sized = new ResizeObserver((seen) => seen.forEach(({ target }) => tell(target)));
+function tell(place) {
+  const kind = Object.keys(BOXES).find((name) => place.matches(BOXES[name]));
+  const box = kind === "Formula" ? place.querySelector("mjx-container") : place;
+  if (!box) return; // not set yet
+  const more = box.scrollWidth - box.clientWidth;
+  const told = { tabindex: 0, role: "group", "aria-label": `${kind} that scrolls sideways` };
+  for (const [name, value] of Object.entries(told)) {
+    if (more > 1) box.setAttribute(name, value);
+    else box.removeAttribute(name);
+  }
+  box.classList.toggle("more-before", box.scrollLeft > 1);
+  box.classList.toggle("more-after", box.scrollLeft < more - 1);
+}
+for (const box of document.querySelectorAll(`article :is(${Object.values(BOXES)})`)) {
+  box.addEventListener("scroll", () => tell(box), { passive: true, capture: true });
+  sized.observe(box);
+}

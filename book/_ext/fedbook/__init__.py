@@ -12,7 +12,7 @@ import fedlib
 
 from .facts import ClaimsFilter, ClaimsTable, DurationsTable, ErrataTable
 from .fold import fold
-from .head import describe_page, write_map
+from .head import cite_page, describe_page, write_map
 from .index import AddTerms
 from .light import drop_thebe_files, drop_thebe_nodes, lighten
 from .links import link_code, link_facts, link_names, mark_told, note_names
@@ -68,6 +68,7 @@ def setup(app: Sphinx) -> dict:
     app.connect("html-page-context", link_code, priority=950)
     app.connect("html-page-context", date_page, priority=950)
     app.connect("html-page-context", describe_page)
+    app.connect("html-page-context", cite_page)
     app.connect("build-finished", write_map)
     app.connect("doctree-resolved", drop_thebe_nodes, priority=950)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

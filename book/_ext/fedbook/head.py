@@ -1,31 +1,72 @@
-"""What a page tells those who link to it: a description, a title, and with an address a map."""
+"""What a page tells those who link to it: title, description, picture, feed, how it is cited."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from html import escape, unescape
 from pathlib import Path
+from urllib.parse import urljoin
 from xml.etree import ElementTree
 
 from docutils import nodes
+from sphinx import addnodes
 from sphinx.application import Sphinx
 
 LONGEST = 200  # characters of a description
+NUMBER = r'<span class="section-number">[^<]*</span>'
 LEFT_OUT = (nodes.table, nodes.container, nodes.literal_block, nodes.Admonition, nodes.footnote)
 
 
 def describe_page(app: Sphinx, page: str, template: str, context: dict, tree: object) -> None:
-    """Describe a page by its first paragraph; say its address only if the book has one."""
-    told = {"og:site_name": app.config.project, "og:type": "article"}
-    told["og:title"] = unescape(re.sub(r"<[^>]*>", "", context.get("title", "")))
+    """Describe a page by its first paragraph and figure, and name the feed of corrections."""
+    told = {"og:site_name": app.config.html_title, "og:type": "article"}
+    told["og:title"] = title(app, page, context)
     if text := first_words(tree):
         told |= {"description": text, "og:description": text}
-    if base := app.config.html_baseurl.rstrip("/"):
-        told["og:url"] = f"{base}/{page}.html"
+    if place := address(app, page):
+        told |= {"og:url": place, "og:image": urljoin(place, picture(tree, context["pathto"]))}
+        told["twitter:card"] = "summary_large_image"
+    feed = context["pathto"]("corrections.xml", 1)
+    tags = f'<link rel="alternate" type="application/atom+xml" title="Corrections" href="{feed}" />'
     for name, text in told.items():
-        kind = "property" if ":" in name else "name"
-        tag = f'<meta {kind}="{name}" content="{escape(text)}" />\n'
-        context["metatags"] = context.get("metatags", "") + tag
+        kind = "property" if name.startswith("og:") else "name"
+        tags += f'\n<meta {kind}="{name}" content="{escape(text)}" />'
+    context["metatags"] = f"{context.get('metatags', '')}{tags}\n"
+
+
+def cite_page(app: Sphinx, page: str, template: str, context: dict, tree: object) -> None:
+    """Say at the foot of a page how it is cited: its title, the book, the version, its address."""
+    if isinstance(tree, nodes.document):
+        book = f"{app.config.html_title}, version {app.config.release}"
+        cited = escape(". ".join(filter(None, (book, address(app, page)))))
+        how = app.builder.get_relative_uri(page, "book/citing") + "#cite-this"
+        context["theme_extra_footer"] = (
+            f"<p>Cite this page: <cite>{escape(title(app, page, context))}</cite>. "
+            f'In: {cited}. <a href="{how}">How to cite</a></p>'
+        )
+
+
+def title(app: Sphinx, page: str, context: dict) -> str:
+    """Return a page's title, and its chapter if it belongs to one: seven are called alike."""
+    text = unescape(re.sub(NUMBER + r"|<[^>]*>", "", context.get("title", "")))
+    listed = app.env.tocs[app.config.root_doc].findall(addnodes.toctree)
+    mine = (part for part in listed if part.get("numbered") and page in part["includefiles"])
+    part = next(mine, {}).get("caption")
+    return f"{text} ({part})" if part else text
+
+
+def address(app: Sphinx, page: str) -> str:
+    """Return where a page lies in public; empty if the book is not there."""
+    base = app.config.html_baseurl.rstrip("/")
+    return f"{base}/{page}.html" if base else ""
+
+
+def picture(tree: object, pathto: Callable[[str, int], str]) -> str:
+    """Return a page's first figure, as other sites show no drawings; or the book's own card."""
+    shown = tree.findall(nodes.image) if isinstance(tree, nodes.document) else ()
+    figures = (image["uri"] for image in shown if image["uri"].endswith(".png"))
+    return next(figures, pathto("_static/card.png", 1))
 
 
 def first_words(tree: object) -> str:
@@ -44,13 +85,12 @@ def first_words(tree: object) -> str:
 
 def write_map(app: Sphinx, exception: Exception | None) -> None:
     """Write ``sitemap.xml``, if the book has an address: a map needs whole ones."""
-    base = app.config.html_baseurl.rstrip("/")
-    if exception is not None or app.builder.format != "html" or not base:
+    if exception is not None or app.builder.format != "html" or not app.config.html_baseurl:
         return
     root = ElementTree.Element("urlset", xmlns="http://www.sitemaps.org/schemas/sitemap/0.9")
     for page in sorted(app.env.found_docs):
         place = ElementTree.SubElement(ElementTree.SubElement(root, "url"), "loc")
-        place.text = f"{base}/{page}.html"
+        place.text = address(app, page)
     ElementTree.ElementTree(root).write(
         Path(app.outdir) / "sitemap.xml", encoding="utf-8", xml_declaration=True
     )

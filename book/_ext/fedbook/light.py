@@ -26,6 +26,7 @@ ENTRY = (
     'role="doc-biblioentry"',
     'role="listitem"',
 )  # the first is deprecated, and no child of a list
+UNSEEN = ' aria-label="Toggle hidden content"'  # hides the words that a folded cell shows
 CLASS = re.compile(r'class="([^"]*)"')
 DRAWN = re.compile(r'"(?:\\(f[0-9a-f]{3})|([\ue000-\uf8ff]))"')  # an icon in a style sheet
 FAMILIES = (
@@ -70,7 +71,7 @@ def lighten(app: Sphinx, exception: Exception | None) -> None:
     static, words = Path(app.outdir) / "_static", {"bs-tooltip-auto"}  # put together by a script
     for path in Path(app.outdir).rglob("*.html"):
         text = path.read_text("utf-8")
-        clean = DOUBLED.sub("", UNUSED.sub("", text)).replace(*ENTRY)
+        clean = DOUBLED.sub("", UNUSED.sub("", text)).replace(*ENTRY).replace(UNSEEN, "")
         if not FORMULA.search(clean):
             clean = MATHJAX.sub("", clean)
         words |= set(" ".join(CLASS.findall(clean)).split())
