@@ -33,7 +33,8 @@ DOTTED = (1.5, 1.7)
 LONG = (10.0, 2.5)
 DASHDOTDOT = (6.0, 2.0, 1.5, 2.0, 1.5, 2.0)
 
-FIT = "<style>.jp-RenderedSVG img{max-width:100%;height:auto}</style>"  # else JupyterLab cuts wide ones
+# JupyterLab scales other images to its column, and leaves wide drawings wide.
+FIT = "<style>.jp-RenderedSVG img{max-width:100%;height:auto}</style>"
 
 _SPARE_MARKERS = ("H", "8", "1", "2", "3", "4", "+", "|")
 _SPARE_DASHES = (DASHED, LONG, DASHDOT, DASHDOTDOT, DOTTED)
