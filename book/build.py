@@ -10,7 +10,6 @@ download), and a check that each link of the finished pages leads somewhere.
 from __future__ import annotations
 
 import argparse
-import itertools
 import os
 import re
 import shutil
@@ -91,8 +90,10 @@ def execute(notebook: Path, target: Path, profile: str) -> Run:
         for part in (executed, *executed.cells):
             part.metadata.pop("papermill", None)
         executed.metadata.pop("widgets", None)  # a page has no kernel: it shows what stands beside
-        for output in itertools.chain(*(cell.get("outputs", ()) for cell in executed.cells)):
-            output.get("data", {}).pop(WIDGET, None)
+        for cell in (cell for cell in executed.cells if cell.cell_type == "code"):
+            cell.outputs = [each for each in cell.outputs if "live" not in each.get("metadata", {})]
+            for output in cell.outputs:
+                output.get("data", {}).pop(WIDGET, None)
         nbformat.write(executed, target)
     except papermill.exceptions.PapermillExecutionError as exc:
         error = _short(notebook, exc)

@@ -29,7 +29,7 @@ class Places:
 
     pages: dict[str, str] = field(default_factory=dict)
     words: dict[str, str] = field(default_factory=dict)
-    cited: dict[str, str] = field(default_factory=dict)
+    cited: dict[str, tuple[str, str, str]] = field(default_factory=dict)  # who, year, address
 
     def read(self, page: str, texts: Iterable[str]) -> None:
         """Take down the labels of a page, numbered as they come."""
@@ -54,14 +54,21 @@ class Places:
                 self.pages[match[1]], self.words[match[1]] = page, f"({count['equation']})"
 
     def read_bibliography(self, text: str) -> None:
-        """Take down who is cited: author and year."""
+        """Take down who is cited: author, year, and where the work is to be found."""
         for key, entry in ENTRY.findall(text):
-            authors = re.search(r"author = \{(.*)\}", entry)
-            year = re.search(r"year = \{(\d+)\}", entry)
-            names = [one.split(",")[0].strip("{}") for one in authors[1].split(" and ")]
+            given = dict(re.findall(r"(\w+) = \{(.*)\}", entry))
+            names = [one.split(",")[0].strip("{}") for one in given["author"].split(" and ")]
             who = names[0] if len(names) == 1 else f"{names[0]} and {names[1]}"
             who = f"{names[0]} et al." if len(names) > 2 else who
-            self.cited[key] = f"{who} ({year[1]})"
+            url = f"https://arxiv.org/abs/{given['eprint']}" if "eprint" in given else ""
+            url = f"https://doi.org/{given['doi']}" if "doi" in given else url
+            self.cited[key] = who, given["year"], url
+
+    def cite(self, key: str, words: str) -> str:
+        """Return who is cited in a pattern of author and year, with a link if there is one."""
+        who, year, url = self.cited[key]
+        said = words.format(who, year)
+        return f"[{said}]({url})" if url else said
 
     def link(self, label: str, words: str, page: str) -> str:
         """Return words with a link to a label, as seen from a page of the same tree."""
@@ -121,10 +128,10 @@ def _role(role: str, text: str, page: str, places: Places) -> str:
     if role in ("func", "class", "mod", "meth", "attr"):
         return f"`{words or label.removeprefix('~')}`"
     if role.startswith("cite"):
-        found = [places.cited.get(key.strip(), key) for key in label.split(",")]
-        if role == "cite:t":
-            return ", ".join(found)
-        return "(" + "; ".join(re.sub(r" \((\d+)\)$", r", \1", one) for one in found) + ")"
+        told = role == "cite:t"  # named in the sentence, not after it
+        pattern = "{} ({})" if told else "{}, {}"
+        found = [places.cite(key.strip(), pattern) for key in label.split(",")]
+        return ", ".join(found) if told else f"({'; '.join(found)})"
     return places.link(label, words or places.words.get(label, label), page)
 
 

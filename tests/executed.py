@@ -24,6 +24,7 @@ def check(notebook: Path, copy: Path) -> None:
             figure = told.get("figure", {})
             facts = (figure.get("caption"), figure.get("name"), told.get("image", {}).get("alt"))
             assert all(facts), f"code cell {number}: caption, name and alt are {facts}"
+        assert not any("live" in out.get("metadata", {}) for out in cell.outputs), number
         said = "".join(out.text for out in cell.outputs if out.get("name") == "stderr")
         assert not said, f"code cell {number} says on standard error: {said[:500]}"
     told, now = printed(kept(notebook)), printed(code_cells(copy))

@@ -30,6 +30,9 @@ OVERLAPS = """[...document.querySelectorAll('.fedx')].flatMap(figure => {
     q.right > p.left + 1 && p.bottom > q.top + 1 && q.bottom > p.top + 1)
     .map(([b]) => a.innerText + ' | ' + b.innerText))}).join('; ')"""
 
+WIDER = """[...document.querySelectorAll('.jp-RenderedSVG img')].map(image =>
+  image.getBoundingClientRect().width - image.parentElement.clientWidth).filter(over => over > 1)"""
+
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory):
@@ -74,6 +77,7 @@ def test_a_chapter_reads_runs_and_answers(chapter, address, chromium):
     assert not opened_ and folds >= written
     notebook.until(f"{PANEL} && 1", 20)
     assert not notebook.page.evaluate(OVERLAPS)
+    assert notebook.page.evaluate(WIDER) == []
     slides(notebook)
     trains(notebook, stops=chapter.startswith("02"))
     notebook.page.close()

@@ -3,7 +3,17 @@
 import plain
 import pytest
 
-BIB = "@misc{hsu2019,\n  author = {Hsu, Harry and Qi, Hang and Brown, M},\n  year = {2019}\n}\n"
+BIB = """\
+@misc{hsu2019,
+  author = {Hsu, Harry and Qi, Hang and Brown, M},
+  year = {2019},
+  eprint = {1909.06335}
+}
+@book{feller1971,
+  author = {Feller, William},
+  year = {1971}
+}
+"""
 HERE, THERE = "notebooks/02_b/1_x.ipynb", "notebooks/01_a/1_y.ipynb"
 
 
@@ -29,7 +39,9 @@ def places():
          "[Theorem 1](../../notebooks/01_a/1_y.ipynb#old), "
          "[that one](../../notebooks/01_a/1_y.ipynb#old)"),
         ("{ref}`GFA-E5`, {func}`~fedlib.engine.mix`", "An entry, `fedlib.engine.mix`"),
-        ("{cite:t}`hsu2019` {cite:p}`hsu2019`", "Hsu et al. (2019) (Hsu et al., 2019)"),
+        ("{cite:t}`hsu2019` says", "[Hsu et al. (2019)](https://arxiv.org/abs/1909.06335) says"),
+        ("known {cite:p}`hsu2019,feller1971`",
+         "known ([Hsu et al., 2019](https://arxiv.org/abs/1909.06335); Feller, 1971)"),
         (":::{prf:theorem} Bound\n:label: old\n\nIt is\n\n* small\n:::",
          '<a id="old"></a>\n\n> **Theorem 1 (Bound).**\n>\n> It is\n>\n> * small'),
         (":::{admonition} Before you start\n**You need** time.\n:::",

@@ -23,7 +23,8 @@ CHANGES = {  # several at once, in the notebooks that run in less than about twe
     ),
     "04_personalization/1_derive": dict(samples=[30, 5, 15, 40], d=2, mu=0.8, L=3.0, seed=4),
     "05_tiers/1_derive": dict(b=16, v=1.0, copies=10, seed=3),
-    "06_vertical/1_derive": dict(n=4, lam=0.05, lr=0.1, seed=4),
+    "06_vertical/1_derive": dict(n=5, lam=0.01, lr=0.1, seed=4),
+    "06_vertical/2_build": dict(q=12, m=5, lam=0.01, gamma=0.05),
 }
 
 

@@ -33,6 +33,9 @@ DOTTED = (1.5, 1.7)
 LONG = (10.0, 2.5)
 DASHDOTDOT = (6.0, 2.0, 1.5, 2.0, 1.5, 2.0)
 
+# JupyterLab scales other images to its column, and leaves wide drawings wide.
+FIT = "<style>.jp-RenderedSVG img{max-width:100%;height:auto}</style>"
+
 _SPARE_MARKERS = ("H", "8", "1", "2", "3", "4", "+", "|")
 _SPARE_DASHES = (DASHED, LONG, DASHDOT, DASHDOTDOT, DOTTED)
 
@@ -136,7 +139,7 @@ def use() -> None:
     """Set the defaults of every figure in the book.
 
     The background is white and opaque, so that a figure stays readable, as a card, on a dark
-    page. In a running notebook the inline format is set as well.
+    page. In a running notebook the inline format is set as well, and drawings scale to its column.
     """
     mpl.rcParams.update(
         {
@@ -174,6 +177,7 @@ def use() -> None:
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     if shell is not None:
         shell.run_line_magic("config", "InlineBackend.figure_formats = ['svg']")
+        shell.display_pub.publish({"text/html": FIT}, metadata={"live": True})  # not on the page
 
 
 # --- curves from tidy records ---------------------------------------------------------------
