@@ -188,6 +188,6 @@ def card(name: str) -> Card:
         If there is no such data set; the nearest name is suggested.
     """
     known = all_cards()
-    if name not in known:
+    if not isinstance(name, str) or name not in known:
         raise unknown("data set", name, known)
     return known[name]

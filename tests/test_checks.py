@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedlib import datasets
 from fedlib.engine import data, models, steps
 from fedlib.engine.checkpoint import Checkpoint
 from fedlib.engine.data import OVERHEAD, Batch, FederatedDataset, Orders
@@ -115,6 +116,40 @@ def test_rounds_looks_and_splits():
         Evaluation(every=0)
     one = simulate(algorithm, task, 1, progress=False, evaluation=Evaluation(splits="test")).frame
     assert set(one["split"]) == {"test"}
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("state", 3),
+        ("evaluation", 5),
+        ("checkpoint", "run.pt"),
+        ("callbacks", print),
+        ("callbacks", [print, 3]),
+        ("callbacks", (print for _ in range(2))),  # which would be used up in the first round
+        ("name", 3),
+    ],
+)
+def test_an_option_of_another_kind_is_named(option, value):
+    task, algorithm = TASKS["mlp"](np.float64), FedAvg(ALL, 0.1)
+    with pytest.raises(FedlibError, match=f"^{option} is .*; got "):
+        simulate(algorithm, task, 1, progress=False, **{option: value})
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        (lambda task: simulate(FedAvg, task, 1), "An algorithm has init"),
+        (lambda task: simulate(TDCD(0.1, 1), task, 1), "A TieredTask is what is learned here"),
+        (lambda task: Evaluation(splits=3), "splits are names"),
+        (lambda task: Evaluation(measure=3), "measure is a function"),
+        (lambda task: Task(task.model, task.data, [1]), r"Unknown loss '\[1\]'"),
+        (lambda task: datasets.card([1]), r"Unknown data set '\[1\]'"),
+    ],
+)
+def test_what_is_of_another_kind_is_refused(wrong, told):
+    with pytest.raises(FedlibError, match=told):
+        wrong(TASKS["mlp"](np.float64))
 
 
 @pytest.mark.parametrize(

@@ -242,7 +242,6 @@ def test_all_claims_of_the_specification_are_there():
 @every_claim
 def test_claim_is_complete(paper, claim):
     assert claim["statement"] and claim["where"] and claim["paper_reports"] and claim["expected"]
-    assert claim["kind"] in claims.CLAIM_KINDS
     words = [check["what"] for check in claim["check"]]
     assert len(set(words)) == len(words)
     for check in claim["check"]:
@@ -311,9 +310,6 @@ def test_rows_hold_what_readers_and_machines_need(verdicts):
         found = claims.checks(PAPER, row["id"])
         assert row["checks"] == [vars(check) for check in found]
         assert row["tally"] == claims.tally_checks(found)
-    counts = claims.count_findings(rows)
-    assert tuple(counts) == claims.FINDINGS and sum(counts.values()) == len(rows)
-    assert counts["proved"] == sum(row["finding"] == "proved" for row in rows)
 
 
 def test_without_records_there_is_no_finding(tmp_path):

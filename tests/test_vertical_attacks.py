@@ -246,21 +246,6 @@ def test_s4_a_sign_is_certain_as_often_as_the_formula_says():
     assert abs(certain.mean() - want) < 4 * np.sqrt(want / 40_000)
 
 
-@pytest.mark.parametrize("law", ["uniform", "gaussian"])
-def test_s4_total_variation_against_a_grid(law):
-    B, o = 1.5, 0.4
-    at = np.linspace(-12, 12, 200_001)
-    density = {
-        "uniform": lambda s: (np.abs(s) <= B) / (2 * B),
-        "gaussian": lambda s: np.exp(-(s**2) / (2 * B**2)) / (B * np.sqrt(2 * np.pi)),
-    }[law]
-    want = np.abs(density(at) - density(at - o)).sum() * (at[1] - at[0]) / 2
-    assert_allclose(attacks.total_variation(o, B, law), want, rtol=1e-3)
-    assert attacks.total_variation(100 * B, B, law) == pytest.approx(1)
-    if law == "gaussian":
-        assert_allclose(want, o / (B * np.sqrt(2 * np.pi)), rtol=0.01)
-
-
 def test_s5_masks_average_out():
     n, visits, B = 50, 400, 3.0
     scores = rng(15).normal(size=(3, n))

@@ -12,7 +12,7 @@ from fedlib.papers.vertical import Problem, simulate_parties, split_features, sy
 from fedlib.papers.vertical.compiled import Simulation
 from fedlib.papers.vertical.secure import FIGURE_5, chains, log_depth
 from fedlib.papers.vertical.setup import CHUNK, Draws, Setup
-from fedlib.population.delays import Deterministic, Recorded, ShiftedExponential
+from fedlib.population.delays import Deterministic, ShiftedExponential
 
 N, D, Q = 30, 10, 4
 RNG = np.random.default_rng(1)
@@ -24,7 +24,6 @@ LAWS = {
     "uniform": Uniform(1.0, 9.0),
     "exponential": ShiftedExponential(0.0, 6.0),
     "shifted": ShiftedExponential(2.0, 6.0),
-    "recorded": Recorded([0.5, 20.0, 3.0]),
     "none": Deterministic(0.0),
     "mixed": [Deterministic(1.0), Uniform(0, 5), ShiftedExponential(1, 30), Deterministic(0)],
 }

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedlib.engine.checks import check_whole_number
 from fedlib.engine.protocols import State, TaskLike
+from fedlib.errors import FedlibError
 
 Measures = dict[tuple[str, str], Tensor]  # values [R] by split and metric
 
@@ -34,7 +35,7 @@ class Evaluation:
     Raises
     ------
     FedlibError
-        For numbers out of range.
+        For numbers out of range, and what is of another kind.
     """
 
     every: int = 1
@@ -49,6 +50,10 @@ class Evaluation:
             check_whole_number("limit", self.limit)
         for t in self.at or ():
             check_whole_number("Each of at", t, 0)
+        if not isinstance(self.splits, Sequence):
+            raise FedlibError(f"splits are names, such as ('train', 'test'); got {self.splits!r}.")
+        if not (self.measure is None or callable(self.measure)):
+            raise FedlibError(f"measure is a function of (state, task); got {self.measure!r}.")
 
     def due(self, done: int) -> bool:
         """Say whether to look after so many rounds."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic
@@ -57,7 +57,7 @@ def simulate(
     *,
     state: S | None = None,
     evaluation: Evaluation | None = None,
-    callbacks: Iterable[Callback] = (),
+    callbacks: Collection[Callback] = (),
     name: str | Sequence[str] = "",
     progress: bool = True,
     checkpoint: Checkpoint | None = None,
@@ -101,13 +101,16 @@ def simulate(
         When the time is over before the last round.
     """
     check_whole_number("rounds", rounds, 0)
-    if not (hasattr(algorithm, "init") and hasattr(algorithm, "round")):
+    if isinstance(algorithm, type) or not (
+        hasattr(algorithm, "init") and hasattr(algorithm, "round")
+    ):
         raise FedlibError(
-            "An algorithm has init(task, seeds) and round(state, task), as FedAvg has; got "
+            "An algorithm has init(task, seeds) and round(state, task), as FedAvg(...) has; got "
             f"{algorithm!r}."
         )
     if isinstance(task, str | int | float):
         raise FedlibError(f"A task is what is learned, as Task(model, data); got {task!r}.")
+    check_options(state, evaluation, callbacks, name, checkpoint)
     if rounds and evaluation is not None and max(evaluation.at or (0,)) > rounds:
         raise FedlibError(
             f"There is no round {max(evaluation.at or ())} to look after: {rounds} rounds are run."
@@ -148,6 +151,20 @@ def simulate(
             if over:
                 raise OutOfTime(f"{title}: stopped in time after {done:,} of {rounds:,} rounds.")
     return History(pd.DataFrame(rows), state, diverged)
+
+
+def check_options(state: Any, evaluation: Any, callbacks: Any, name: Any, checkpoint: Any) -> None:
+    """Refuse options of :func:`simulate` that are of another kind."""
+    lists, functions = isinstance(callbacks, Collection), "a list of functions of (state, metrics)"
+    for option, value, fits, asked in (
+        ("state", state, state is None or hasattr(state, "seeds"), "that of a History"),
+        ("evaluation", evaluation, isinstance(evaluation, Evaluation | None), "Evaluation(every)"),
+        ("checkpoint", checkpoint, isinstance(checkpoint, Checkpoint | None), "Checkpoint(path)"),
+        ("callbacks", callbacks, lists and all(map(callable, callbacks)), functions),
+        ("name", name, isinstance(name, Sequence), "a word, or a list with one for each run"),
+    ):
+        if not fits:
+            raise FedlibError(f"{option} is {asked}; got {value!r}.")
 
 
 def _named(name: str | Sequence[str], seeds: Sequence[int]) -> list[tuple[str, int]]:

@@ -226,7 +226,7 @@ class Task:
 
 def check_task(task: Task) -> None:
     """Refuse a task whose model, features, targets and loss do not fit together."""
-    if task.loss_name not in LOSSES:
+    if not isinstance(task.loss_name, str) or task.loss_name not in LOSSES:
         raise unknown("loss", task.loss_name, LOSSES)
     if not isinstance(task.model, Model):
         raise FedlibError(

@@ -127,51 +127,6 @@ class Deterministic(_Law):
         return np.full(size, float(self.value))
 
 
-@dataclass(frozen=True)
-class Recorded(_Law):
-    """Durations as they were once measured, drawn independently and uniformly from the list.
-
-    Parameters
-    ----------
-    values
-        What was measured, in any order, each at least 0 time units; a value that was met twice
-        stands there twice.
-
-    Raises
-    ------
-    FedlibError
-        When there is none, or one is negative or not finite.
-
-    Notes
-    -----
-    This is the empirical law of a trace. Its order is lost: slow times that came in a row come
-    singly here.
-    """
-
-    values: Sequence[float]
-
-    def __post_init__(self) -> None:
-        measured = self.values.tolist() if hasattr(self.values, "tolist") else self.values
-        if isinstance(measured, str) or not isinstance(measured, Sequence) or not len(measured):
-            raise FedlibError(
-                f"Recorded takes the durations that were measured, a list such as [1.2, 0.9, "
-                f"3.4]; got {self.values!r}."
-            )
-        for value in measured:
-            _check_duration("value", value)
-        object.__setattr__(self, "values", tuple(float(value) for value in measured))
-
-    @property
-    def expected(self) -> float:
-        """Mean of the list, in time units."""
-        return math.fsum(self.values) / len(self.values)
-
-    def draws(self, seed: int, name: str, *keys: int, size: int) -> np.ndarray:
-        """Return independent durations ``[size]``; a longer array only adds to its end."""
-        which = stream(seed, f"delay {name}", *keys).random(size) * len(self.values)
-        return np.array(self.values)[which.astype(np.int64)]
-
-
 def check_law(name: str, law: Any) -> None:
     """Refuse what is no law, and a sequence that holds something else."""
     for one in law if isinstance(law, Sequence) else [law]:

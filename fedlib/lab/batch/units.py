@@ -147,10 +147,9 @@ def estimate_unit(unit: Unit) -> tuple[float | None, float]:
     card = datasets.card(name) if name else None
     values = (card.train + card.test) * int(np.prod(card.shape)) if card else 0
     memory = IMPORTED + 2 * 4 * values / 1e9
-    try:
-        manifest = records.load(job.paper, job.experiment, job.profile).manifest
-    except FedlibError:
+    if not (stored := records.find(job.paper, job.experiment, job.profile)):
         return None, memory
+    manifest = stored.manifest
     then = max(1, len(manifest["settings"].get("runs", [0]))) * len(manifest["seeds"])
     now = sum(max(1, len(j.settings.get("runs", [0]))) for j in unit.variants.values())
     for name in LASTING:

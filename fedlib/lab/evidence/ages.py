@@ -192,8 +192,8 @@ def looked(paper: str, experiment: str, profile: str, out: str | Path) -> dict[s
     """
     dates = []
     for place, kind in itertools.product((out, None), catalogue.PROFILES):
-        with contextlib.suppress(FedlibError):
-            dates += records.look_dates(records.load(paper, experiment, kind, place).manifest)
+        if record := records.find(paper, experiment, kind, place):
+            dates += records.look_dates(record.manifest)
     return {"looked": min(dates)} if dates and profile != "smoke" else {}
 
 

@@ -31,7 +31,6 @@ from fedlib.lab.evidence.outcomes import FINDINGS, NO_DATA, NO_RECORD, OPEN, PRO
 from fedlib.lab.evidence.records import Record
 from fedlib.schema import CLOSED, Page, conform, read_toml
 
-CLAIM_KINDS = ("measured", "proved", "arithmetic")
 FEWEST = 5  # seeds; from fewer there is no word on a sign or on sameness
 LEVEL = 0.95  # of an interval, together over the essential checks of a claim, or its controls
 
@@ -538,8 +537,3 @@ def _records(results: Iterable[Check], made: bool = False) -> str:
     """Return the names of records that checks read, each once; if ``made``, of those there are."""
     names = (check.record.split(", ") for check in results if check.profile or not made)
     return ", ".join(dict.fromkeys(name for several in names for name in several))
-
-
-def count_findings(rows: list[dict[str, Any]]) -> dict[str, int]:
-    """Count findings, every one present, in the order of the list of findings."""
-    return {v: sum(row["finding"] == v for row in rows) for v in FINDINGS}

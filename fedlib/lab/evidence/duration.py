@@ -10,7 +10,6 @@ from typing import Any
 
 from fedlib import datasets
 from fedlib.engine.cores import steady
-from fedlib.errors import FedlibError
 from fedlib.lab.evidence import pilot, records, tuning
 from fedlib.lab.evidence.freshness import plain
 from fedlib.lab.job import Job, study
@@ -126,10 +125,9 @@ def expect(plan: Plan, say: Callable[[str], None] = lambda text: None) -> TimeEs
 def _stored(plan: Plan) -> TimeEstimate | None:
     """Return what a stored record of the same settings says, None without one."""
     for place in (plan.out, None):
-        try:
-            m = records.load(plan.paper, plan.experiment, plan.profile, place).manifest
-        except FedlibError:
+        if not (record := records.find(plan.paper, plan.experiment, plan.profile, place)):
             continue
+        m = record.manifest
         alike = plain(m["settings"]) == plain(plan.settings)
         if alike and m["device"].startswith("CPU") == (plan.job.device == "cpu"):
             count, took = len(m["seeds"]), time_in_words(m["wall_seconds"])
@@ -205,10 +203,7 @@ def _piloted(job: Job, limit: float, soon: float | None = None) -> tuple[pilot.P
 
 def _grown(plan: Plan) -> float:
     """Return by how much the grid of a tuning experiment grew when it was last carried out."""
-    if study(plan.settings["kind"]) is not tuning.grid:
-        return 1.0
-    try:
-        record = records.load(plan.paper, plan.experiment)
-    except FedlibError:
+    record = records.find(plan.paper, plan.experiment)
+    if record is None or study(plan.settings["kind"]) is not tuning.grid:
         return 1.0
     return record.frame["at"].nunique() / len(record.manifest["settings"]["grid"])

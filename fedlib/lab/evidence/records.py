@@ -75,7 +75,6 @@ class Manifest(Page):
     small: str | None
     seen: NotRequired[dict[str, list[str]]]
     tables: NotRequired[list[str]]
-    stamped: NotRequired[str]
 
 
 WORD_COLUMNS = dict.fromkeys(("run", "split", "metric"), object)  # of which rules ask, soonest so
@@ -253,6 +252,15 @@ def load(
         f"There is no stored record of {paper} {experiment}. To make one:\n"
         f"  {catalogue.command(paper, experiment, profile=profile)}"
     )
+
+
+def find(
+    paper: str, experiment: str, profile: str = "largest", out: str | Path | None = None
+) -> Record | None:
+    """Return what :func:`load` does; None where there is no record, or none that can be read."""
+    with contextlib.suppress(FedlibError):
+        return load(paper, experiment, profile, out)
+    return None
 
 
 def _stored(path: Path, names: tuple[str, ...]) -> Record:

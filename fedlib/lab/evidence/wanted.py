@@ -83,11 +83,8 @@ def _claim(row: Mapping[str, Any]) -> claims.Claim:
 
 
 def _there(paper: str, name: str) -> bool:
-    try:
-        record = records.load(paper, name)
-    except FedlibError:
-        return False
-    return not scale.differences_in_scale(record) and record.manifest["profile"] == PAPER
+    record = records.find(paper, name, PAPER)
+    return record is not None and not scale.differences_in_scale(record)
 
 
 def _set(paper: str, name: str) -> str:
@@ -155,12 +152,10 @@ def timed(paper: str, name: str) -> duration.TimeEstimate:
 
 
 def _by_rows(paper: str, name: str, s: Mapping[str, Any]) -> duration.TimeEstimate | None:
-    try:
-        m = records.load(paper, name).manifest
-    except FedlibError:
+    record = records.find(paper, name)
+    if record is None or "rows" not in s:
         return None
-    if "rows" not in s:
-        return None
+    m = record.manifest
     share = s["rows"] / m["settings"]["rows"] * s["seeds"] / len(m["seeds"])
     told = f"by its rows, from a record of {m['settings']['rows']}"
     return duration.TimeEstimate(m["wall_seconds"] * share, told, least=True)

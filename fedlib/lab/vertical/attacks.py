@@ -30,7 +30,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.linalg import expm, qr
 from scipy.optimize import linear_sum_assignment, minimize
-from scipy.special import erf, expit
+from scipy.special import expit
 
 from fedlib.engine.checks import check_positive, check_whole_number
 from fedlib.engine.rng import stream
@@ -346,28 +346,6 @@ def mask_range(masked: np.ndarray, width: float) -> Range:
     masked = np.asarray(masked, dtype=float)
     low, high = masked - width, masked + width
     return Range(low, high, np.where(low > 0, 1, np.where(high < 0, -1, 0)))
-
-
-def total_variation(difference: float, width: float, law: str = "uniform") -> float:
-    """S4: return by how much masked scores of two values differ in law (total variation, 0 to 1).
-
-    An observer who must say which of two equally likely scores was masked is right with probability
-    ``1/2 + total_variation/2``. Uniform masks give ``|o - o'|/2B``, at most 1, normal ones of
-    standard deviation B give about ``|o - o'|/(B √(2π))``: never zero, for no law on the real line.
-
-    Parameters
-    ----------
-    difference
-        ``o - o'``.
-    width, law
-        ``"uniform"`` on ``[-B, B]``, or ``"gaussian"`` of standard deviation B.
-    """
-    check_positive("width", width)
-    if law == "uniform":
-        return min(1.0, abs(difference) / (2 * width))
-    if law == "gaussian":
-        return float(erf(abs(difference) / (2 * np.sqrt(2) * width)))
-    raise unknown("law of the masks", law, ("uniform", "gaussian"))
 
 
 class Averaged(NamedTuple):

@@ -107,6 +107,8 @@ class TDCD:
 
     def init(self, task: TieredTask, seeds: Sequence[int], x: Tensor | None = None) -> TieredState:
         """Return the state before round 0 (line 1)."""
+        if not isinstance(task, TieredTask):
+            raise FedlibError(f"A TieredTask is what is learned here; got {type(task).__name__}.")
         B = self.batch_size or len(task.y)
         if not 1 <= B <= len(task.y):
             raise FedlibError(f"batch_size must be between 1 and {len(task.y)}; got {B}.")

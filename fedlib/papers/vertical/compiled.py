@@ -38,8 +38,8 @@ NONE, L2, NONCONVEX = range(3)
 DONE, REFILL, ROOM = range(3)
 TINY = 2.0**-60
 # No array is made in these functions, so none needs counting: three times as fast.
-compiled = njit(cache=True, _nrt=False)
-inlined = njit(cache=True, _nrt=False, inline="always")
+compiled = njit(cache=True, _nrt=False)  # type: ignore[call-overload]
+inlined = njit(cache=True, _nrt=False, inline="always")  # type: ignore[call-overload]
 
 WHOLE, REAL, HALF = np.int64, np.float64, np.int32
 CLOCK = np.dtype([
@@ -857,12 +857,13 @@ class Simulation:
         if state.rule.lazy:
             longer |= {"pairs": state.pairs, "touched": state.touched}
         self.state = state._replace(
-            **{key: np.concatenate([a, np.zeros_like(a)], axis=-1) for key, a in longer.items()}
+            **{key: np.concatenate([a, np.zeros_like(a)], axis=-1) for key, a in longer.items()}  # type: ignore[arg-type]
         )
 
     def records(self) -> tuple[Messages, Log | None]:
         """Return what was noted on the way."""
         state, formed = self.state, self.formed
+        assert SENT.names and UPDATE.names
         sent = state.sent[:formed]
         messages = Messages(*(sent[f].copy() for f in SENT.names[:5]))
         if not state.rule.log:
@@ -870,7 +871,7 @@ class Simulation:
         done = state.updates[: int(state.clock["labels"][0])]
         ints = (done[f].astype(WHOLE) for f in UPDATE.names[2:])
         reads = state.reads[:formed].astype(WHOLE)
-        log = Log(done["time"].copy(), done["written"].copy(), *ints, reads, sent["label"].copy())
+        log = Log(done["time"].copy(), done["written"].copy(), *ints, reads, sent["label"].copy())  # type: ignore[call-arg]
         return messages, log
 
 

@@ -33,8 +33,6 @@ from fedlib.errors import FedlibError, unknown
 from fedlib.files import open_regular
 from fedlib.papers.vertical.made import gaussian_rows, zipf_rows
 
-Rows = np.ndarray | sparse.csr_array
-
 _MOST = 1 << 37  # bytes that a file may have: more than any here
 _UNPACK: dict[str, Callable[[BinaryIO], Any]] = {
     ".gz": lambda raw: gzip.GzipFile(fileobj=raw),
@@ -77,7 +75,7 @@ class _Raw:
     training targets become 0 and 1.
     """
 
-    x: Rows
+    x: Any  # an array, or sparse rows
     y: np.ndarray
     hashes: dict[str, str]
     columns: tuple[str, ...] = ()
@@ -531,5 +529,5 @@ _READERS: dict[str, Callable[[datasets.Card, Path], _Raw]] = {
 }
 """Readers of folders, by the name of the set."""
 
-GENERATORS = {"zipf": zipf_rows, "gaussian": gaussian_rows}
+GENERATORS: dict[str, Callable[..., Any]] = {"zipf": zipf_rows, "gaussian": gaussian_rows}
 """Generators, by the kind that a card names."""

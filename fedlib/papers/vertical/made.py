@@ -100,10 +100,10 @@ def _counts(
         columns.append(at.astype(np.int32))
         counts.append(times.astype(np.int32))
         ends.append(ends[-1][-1] + np.cumsum(np.bincount(row, minlength=count)))
-    ends = np.concatenate(ends)
+    ends = np.concatenate(ends)  # type: ignore[assignment]
     kind = np.int32 if ends[-1] < 2**31 else np.int64  # scipy holds both arrays alike
     places = np.concatenate(columns).astype(kind, copy=False)
-    arrays = np.concatenate(counts).astype(np.float64), places, ends.astype(kind)
+    arrays = np.concatenate(counts).astype(np.float64), places, ends.astype(kind)  # type: ignore[attr-defined]
     return sparse.csr_array(arrays, shape=(rows, d))
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Real
+from typing import Any
 
 import numpy as np
 from scipy import sparse
@@ -56,7 +57,7 @@ class Problem:
     (robust, none) of the paper.
     """
 
-    x: np.ndarray | sparse.csr_array
+    x: Any  # an array, or sparse rows
     y: np.ndarray
     blocks: tuple[np.ndarray, ...]
     loss: str = "logistic"
@@ -150,7 +151,7 @@ def split_features(d: int, q: int, seed: int = 0) -> tuple[np.ndarray, ...]:
     return tuple(np.sort(part) for part in np.array_split(order, q))
 
 
-def checked_features(x: np.ndarray | sparse.csr_array) -> np.ndarray | sparse.csr_array:
+def checked_features(x: Any) -> Any:
     """Return features as float64, rows in one piece, having refused what are none."""
     if sparse.issparse(x):
         try:

@@ -20,7 +20,7 @@ import hashlib
 import math
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -101,7 +101,7 @@ def chains(q: int) -> Trees:
     check_whole_number("q", q, 2)
     first, second = 1, q
     for one, other in zip(range(2, q + 1), range(q - 1, 0, -1), strict=True):
-        first, second = (first, one), (second, other)
+        first, second = (first, one), (second, other)  # type: ignore[assignment]
     return first, second
 
 
@@ -200,12 +200,12 @@ def view(trees: Trees, coalition: Iterable[int]) -> tuple[np.ndarray, np.ndarray
     q = check_trees(trees)
     members = _members(coalition, q)
     up, masks = ([one.over for one in sends(tree) if one.receiver in members] for tree in trees)
-    lone = [(l,) for l in members]
+    lone: list[tuple[int, ...]] = [(l,) for l in members]
 
     def ones(sums: list[tuple[int, ...]]) -> np.ndarray:
         return np.array([[l in over for l in range(1, q + 1)] for over in sums], dtype=np.int64)
 
-    none = [()]
+    none: list[tuple[int, ...]] = [()]
     return (
         ones(lone + none * len(lone) + up + none * len(masks)),
         ones(none * len(lone) + lone + up + masks),
@@ -610,7 +610,7 @@ def deal(q: int, threshold: int, rng: np.random.Generator) -> Dealt:
     """
     parties = range(1, q + 1)
     names = [(l,) for l in parties] + [(l, m) for l in parties for m in parties if l < m]
-    seeds = {name: _whole(rng) % PRIME for name in names}
+    seeds: dict[Name, int] = {name: _whole(rng) % PRIME for name in names}
     dealt = {name: shares(seed, parties, threshold, rng) for name, seed in seeds.items()}
     return Dealt(seeds, {l: {name: one[l] for name, one in dealt.items()} for l in parties})
 
@@ -714,7 +714,7 @@ def aggregate_survivors(
     for name in seeds:
         if sum(l in sent for l in name) == 1:  # own seed of one that sent, or a pair half gone
             told[name] = {l: held[l][name] for l in answer}
-    total = np.sum(list(sent.values()), axis=0, dtype=np.uint64)
+    total: Any = np.sum(list(sent.values()), axis=0, dtype=np.uint64)
     for name, points in told.items():
         mask = expanded(joined(points), encoded.shape[1:])
         total = total + mask if len(name) == 2 and name[1] in sent else total - mask

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Real
+from typing import Any
 
 import numpy as np
 from scipy import sparse
@@ -15,7 +16,7 @@ from fedlib.engine.rng import stream
 from fedlib.errors import FedlibError, unknown
 from fedlib.papers.vertical.problem import Problem
 from fedlib.papers.vertical.secure import Trees, check_trees, seats, sends
-from fedlib.population.delays import Deterministic, Law, check_law
+from fedlib.population.delays import Deterministic, check_law
 
 METHODS = ("sgd", "svrg", "saga")
 TABLES = ("full", "theta")
@@ -32,10 +33,10 @@ class Setup:
     problem: Problem
     method: str
     lr: float
-    active: int | Sequence[int] = 1  # then which parties
-    threads: int | None = None  # then how many
-    compute: float | Sequence[float] = 1.0
-    delays: Law | Sequence[Law] = Deterministic(0.0)  # then one each
+    active: Any = 1  # how many parties, or which; then a tuple of which
+    threads: Any = None  # then how many
+    compute: Any = 1.0  # one number, or one each; then an array [q]
+    delays: Any = Deterministic(0.0)  # a law, or one each; then a list of one each
     bound: int | None = None
     ordered: bool = True
     table: str | None = None  # then which
@@ -207,7 +208,7 @@ def straggler(q: int, party: int, slow: float, compute: float = 1.0) -> np.ndarr
     return times
 
 
-def _active(active: int | Sequence[int], q: int) -> tuple[int, ...]:
+def _active(active: Any, q: int) -> tuple[int, ...]:
     """Return which parties hold labels."""
     if isinstance(active, int | np.integer) and not isinstance(active, bool):
         if not 1 <= active <= q:
@@ -223,9 +224,9 @@ def _active(active: int | Sequence[int], q: int) -> tuple[int, ...]:
     return parties
 
 
-def at_least(name: str, value: float, least: float) -> float:
+def at_least(name: str, value: Any, least: float) -> float:
     """Return a finite number, having refused what is none or too small."""
-    if not isinstance(value, Real) or isinstance(value, bool) or not least <= value < math.inf:
+    if not isinstance(value, Real) or isinstance(value, bool) or not least <= value < math.inf:  # type: ignore[operator]
         raise FedlibError(f"{name} is a finite number of at least {least:g}; got {value!r}.")
     return float(value)
 
