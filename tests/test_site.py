@@ -66,7 +66,8 @@ STATE = """(() => {
     wrong: [...document.querySelectorAll("mjx-merror, [data-mjx-error]")].map(m =>
       m.getAttribute("data-mjx-error") || m.textContent.slice(0, 80)),
     cut: [...document.querySelectorAll(
-      "article :is(mjx-container[display], .cell_input pre)")].filter(e => e.getClientRects().length && e.scrollWidth > e.clientWidth + 1).map(e =>
+      "article :is(mjx-container[display], .cell_input pre)")].filter(e =>
+      e.getClientRects().length && e.scrollWidth > e.clientWidth + 1).map(e =>
       (e.scrollWidth - e.clientWidth) + " px: " + e.textContent.trim().slice(0, 80)),
     silent: [...document.querySelectorAll("article *")].filter(e =>
       e.checkVisibility() && e.scrollWidth > e.clientWidth + 1
