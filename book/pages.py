@@ -434,7 +434,7 @@ def _seen(row: dict, answer: findings.Finding | None) -> str:
     """Say in a sentence or two what was seen of a claim, at what scale and on which data."""
     from fedlib.lab.evidence import scale
 
-    setting = scale.setting(row["scale"], row["data"])
+    setting = scale.sentence(row["scale"], row["data"])
     if answer:
         more = f" The finding rests on more than this answer: {_small(answer.whole)}"
         return f"*{answer.question}* {answer.answer} {answer.setting}{more * bool(answer.whole)}"

@@ -421,16 +421,16 @@ def test_a_part_of_a_set_is_a_copy_of_it():
 
 def test_scale_and_data_in_a_sentence():
     lines = ["network: mlp, the paper's: lenet", "rounds: 5, the paper's: 9 (fig1)"]
-    exact = scale.setting([], scale.THEIR_BYTES)
+    exact = scale.sentence([], scale.THEIR_BYTES)
     assert exact == "At the paper's own scale, on the paper's own bytes."
-    assert scale.setting(lines, scale.ANOTHER) == (
+    assert scale.sentence(lines, scale.ANOTHER) == (
         "Not at the paper's scale (network, rounds), on another set."
     )
-    assert scale.setting([scale.OUR_EXPERIMENT], scale.COPY) == (
+    assert scale.sentence([scale.OUR_EXPERIMENT], scale.COPY) == (
         "In an experiment of ours, on the paper's set, another copy."
     )
-    assert scale.setting([], scale.NONE) == "At the paper's own scale."
-    assert scale.setting([], "") == ""
+    assert scale.sentence([], scale.NONE) == "At the paper's own scale."
+    assert scale.sentence([], "") == ""
 
 
 @pytest.mark.parametrize("paper", paths.papers("claims.toml"))

@@ -188,7 +188,7 @@ def test_claims(monkeypatch, verdicts):
     for row in rows:
         head = f"{row['id']}  {row['finding'].upper()}  {row['tally']}  ({row['record']})"
         assert head in text and row["statement"] in text
-        assert scale.setting(row["scale"], row["data"]) in text
+        assert scale.sentence(row["scale"], row["data"]) in text
         for check in row["checks"]:
             assert f"{signs[check['outcome']]} {check['quantity']}" in text
             assert f"{check['measured']}, asked: {check['asked']}" in text

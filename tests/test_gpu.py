@@ -269,7 +269,7 @@ ON_A_CPU = {  # no data set: a toy, clocks, arithmetic, a small problem
 
 
 def test_no_experiment_of_the_book_is_forgotten():
-    found = gpu.wanted()
+    found = gpu.missing()
     assert found[: len(gpu.FIRST)] == gpu.FIRST and len(set(found)) == len(found)
     for paper, seconds in ON_A_CPU.items():
         large = [

@@ -182,7 +182,7 @@ def test_more_methods_make_wider_intervals():
 
 
 def test_a_method_stands_for_its_settings_by_the_one_that_tuning_chose():
-    frame = matrix.table(lambda name: records.load("methods", name, "smoke"))
+    frame = matrix.ends(lambda name: records.load("methods", name, "smoke"))
     assert frame["situation"].nunique() == 8 and len(matrix.cells(frame)) == 8
     both = {"FedAdam, η = 0.1 at 0.3", "FedYogi, η = 0.1 at 0.3"}
     adaptive = frame.query("situation == 'sampled' and method == 'adaptive server'")
@@ -254,7 +254,7 @@ def stands(name: str) -> dict[float, dict[str, str]]:
 @pytest.mark.parametrize("name", matrix.situations())
 def test_the_picture_says_what_the_rows_say(name):
     """By pandas and scipy alone: who stands for a method, who is best, who is not told from it."""
-    said = matrix.cells(matrix.table(lambda n: records.load("methods", n, "quick"), [name]))
+    said = matrix.cells(matrix.ends(lambda n: records.load("methods", n, "quick"), [name]))
     if said.empty:
         pytest.skip("no record yet")
     frame, chosen = rows(name), stands(name)
@@ -280,7 +280,7 @@ def test_who_diverges_in_some_seeds_is_not_judged_by_the_others():
         frame.loc[(frame["run"] == "MIFA at 0.3") & (frame["seed"] == 2), "value"] = np.nan
         return record if name.startswith("rates-") else dataclasses.replace(record, frame=frame)
 
-    each = matrix.table(load, ["sampled"]).set_index("method")["each"]
+    each = matrix.ends(load, ["sampled"]).set_index("method")["each"]
     assert each["MIFA"][1] > 0.5 and each["MIFA"][2] == 0 and (each["FedAvg"] > 0.5).all()
 
 

@@ -243,7 +243,7 @@ def test_each_card_has_its_own_verdict_checks_and_words(html, verdicts):
             card = found[row["id"].lower()]
             words = text_of(card)
             assert f'verdict-{row["finding"].replace(",", "").replace(" ", "-")}"' in card
-            assert letters(scale.setting(row["scale"], row["data"])) in letters(words)
+            assert letters(scale.sentence(row["scale"], row["data"])) in letters(words)
             assert all(letters(line) in letters(words) for line in row["scale"])
             theirs, ours = words.split("We measure", 1)
             assert letters(row["statement"][:40]) in letters(theirs)

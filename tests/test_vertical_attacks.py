@@ -605,8 +605,8 @@ def test_the_accountant_counts_what_the_closed_form_says():
     pytest.importorskip("opacus", reason="opacus is not installed: pip install 'fedlib[vertical]'")
     for epsilon, delta, times in ((1.0, 1e-6, 5), (3.0, 1e-5, 40)):
         noise = gaussian_scale(epsilon, delta, times)
-        assert epsilon <= mitigations.spent([(noise, times)], delta) < epsilon + 0.02
-    both = mitigations.spent([(10.0, 20), (5.0, 20)], 1e-5)  # two kinds of release
+        assert epsilon <= mitigations.total_epsilon([(noise, times)], delta) < epsilon + 0.02
+    both = mitigations.total_epsilon([(10.0, 20), (5.0, 20)], 1e-5)  # two kinds of release
     mu = np.sqrt(20 / 100 + 20 / 25)
     assert mitigations.gaussian_delta(mu, both) <= 1e-5
     assert mitigations.gaussian_delta(mu, both - 0.02) > 1e-5
@@ -615,7 +615,7 @@ def test_the_accountant_counts_what_the_closed_form_says():
 def test_the_accountant_missing_is_said(monkeypatch):
     monkeypatch.setitem(sys.modules, "opacus.accountants", None)
     with pytest.raises(FedlibError, match="pip install opacus"):
-        mitigations.spent([(1.0, 1)], 1e-5)
+        mitigations.total_epsilon([(1.0, 1)], 1e-5)
 
 
 def test_what_noise_lets_be_named_at_even_odds():

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from fedlib.errors import FedlibError
 from fedlib.lab import bench, cli
 from fedlib.lab.vertical import measured, mpi
-from fedlib.lab.vertical.mpi import find_launcher, run_parties, simulated
+from fedlib.lab.vertical.mpi import find_launcher, predicted_run, run_parties
 from fedlib.lab.vertical.wire import MASKS, SCORES, Part, _places, _seconds
 from fedlib.papers.vertical import Problem, centralised, split_features, straggler, synchronous
 from fedlib.papers.vertical.secure import log_depth, seats
@@ -145,7 +145,7 @@ def by_hand(waiting: bool, steps: int, slow: float) -> float:
 @pytest.mark.parametrize("waiting", [True, False])
 @pytest.mark.parametrize("slow", [0.0, 0.5])
 def test_the_simulator_of_the_same_settings_has_the_seconds_of_a_calculation(waiting, slow):
-    run = simulated(two_parties(), "sgd", 0.1, **slept(waiting, slow))
+    run = predicted_run(two_parties(), "sgd", 0.1, **slept(waiting, slow))
     assert run.rows[-1].time == pytest.approx(by_hand(waiting, 10, slow), rel=1e-12)
 
 
@@ -164,9 +164,9 @@ def test_the_kept_table_has_every_case_and_what_the_simulator_still_says():
     assert len(rows) == 3 * 3 * 2 * 2
     for row in rows:
         q, slow = row["parties"], row["slower"]
-        told = simulated(
+        told = predicted_run(
             measured.made(q), row["method"], measured.RATE, waiting=row["waiting"],
-            **measured.setting(q, slow),
+            **measured.run_settings(q, slow),
         )  # fmt: skip
         assert row["simulated"] == pytest.approx(told.rows[-1].time, abs=1e-3)
         assert row["least"] <= row["seconds"] <= row["most"]

@@ -214,7 +214,7 @@ def claims(
         typer.echo(f"{row['id']}  {row['finding'].upper()}  {row['tally']}  ({row['record']})")
         typer.echo(f"  {row['statement']}")
         if row["data"]:
-            typer.echo(f"  {scale.setting(row['scale'], row['data'])}")
+            typer.echo(f"  {scale.sentence(row['scale'], row['data'])}")
         if takes := wanted.what_it_takes(row):
             typer.echo(f"  {takes}")
         for name, finding in row["readings"].items():

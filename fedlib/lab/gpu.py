@@ -30,7 +30,7 @@ from fedlib.lab.evidence import catalogue, experiments, queue
 from fedlib.lab.trials import LAYERS, TRIALS, Trial, compare, ways_gap
 
 FIRST = [("participation", name) for name in ("fig1", "fig2", "figD3", "figD2", "figD1")]
-"""The records that a GPU is wanted for most; :func:`wanted` names the others."""
+"""The records that a GPU is wanted for most; :func:`missing` names the others."""
 
 TOLERANCE = {"float64": 1e-9, "float32": 1e-3}
 """How far a device may end from the CPU after some rounds, as a part of the way gone."""
@@ -84,7 +84,7 @@ def run(
             "  fedlib gpu --device cpu --profile smoke"
         )
     until = time.monotonic() + 60 * minutes
-    records = FIRST[:1] if profile == "smoke" else wanted(profile)
+    records = FIRST[:1] if profile == "smoke" else missing(profile)
     needed = {catalogue.settings(*names, profile)["dataset"] for names in records}  # or an error
     visit = Visit(Path(out), experiments.choose_device(device), profile, tf32, until, tell)
     files.make_folder(visit.home)
@@ -126,7 +126,7 @@ class Visit:
         files.publish(self.home / "gpu.txt", gpu_summary(self.result).encode())
 
 
-def wanted(profile: str = "paper") -> list[tuple[str, str]]:
+def missing(profile: str = "paper") -> list[tuple[str, str]]:
     """Return the records that a GPU is wanted for, paper and experiment, the most wanted first.
 
     They are all that compute on a data set; toys, processes and arithmetic need no GPU, and runs on

@@ -221,7 +221,7 @@ class ClaimsTable(Facts):
         if not row["data"]:
             return []
         classes = ["fact-source", *["own-scale"] * claims.is_own_scale(row)]
-        return [nodes.paragraph(text=scale.setting(row["scale"], row["data"]), classes=classes)]
+        return [nodes.paragraph(text=scale.sentence(row["scale"], row["data"]), classes=classes)]
 
     def differences(self, row: dict) -> list[nodes.Node]:
         """Return what differs from the paper's setting, and what each data set is to it."""
@@ -243,7 +243,7 @@ class ClaimsTable(Facts):
         """Return what smaller experiments found, beside what the largest did."""
         items = nodes.bullet_list()
         for size in [*row["sizes"], {**row, "profile": "the largest"}]:
-            where = scale.setting(size["scale"], size["data"]).removesuffix(".")
+            where = scale.sentence(size["scale"], size["data"]).removesuffix(".")
             words = nodes.Text(f"{where} ({size['profile']}): ")
             line = nodes.paragraph("", "", words, self.verdict(size["finding"]))
             items += nodes.list_item("", line)

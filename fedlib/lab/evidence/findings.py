@@ -184,13 +184,13 @@ def _answered(paper: str, out: str | Path | None, entries: list[FindingEntry]) -
             if "{share}" in said:
                 said = said.replace("{share}", share(check["size"]))
             fields = _fields(paper, known[entry["claim"]], check, out)
-            setting = scale.setting(fields["scale"], fields["data"])
+            setting = scale.sentence(fields["scale"], fields["data"])
             sentences += [settings[-1]] if settings and settings[-1] not in ("", setting) else []
             sentences.append(said)
             settings.append(setting)
         check, told = checks[entry["check"]], row["statement" if ours else "paper_reports"]
         data = fields["data"] or "nothing measured"
-        whole = scale.setting(row["scale"], row["data"])
+        whole = scale.sentence(row["scale"], row["data"])
         if ours and fields["sets"]:
             data = "; ".join(cards.card(name).title for name in fields["sets"])
         results.append(

@@ -111,7 +111,7 @@ def data(record: Record, theirs: Iterable[str]) -> str:
     return SUBSTITUTE if theirs & {*card.stands_in_for} else ANOTHER
 
 
-def setting(differ: Iterable[str], data: str) -> str:
+def sentence(differ: Iterable[str], data: str) -> str:
     """Return a sentence on scale and data; empty where nothing was measured.
 
     Parameters
@@ -131,7 +131,7 @@ def setting(differ: Iterable[str], data: str) -> str:
 
 
 def words(differ: Iterable[str], data: str) -> str:
-    """Return the scale alone, in words. Parameters as for :func:`setting`."""
+    """Return the scale alone, in words. Parameters as for :func:`sentence`."""
     names = _names(differ)
     if not data:
         return "nothing measured"

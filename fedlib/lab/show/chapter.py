@@ -203,7 +203,7 @@ class Chapter:
         """
         rows = claims.judge(self.paper, self.where, ids)
         for row in rows:
-            setting = scale.setting(row["scale"], row["data"])
+            setting = scale.sentence(row["scale"], row["data"])
             each = [f"Read as {name}: {word}." for name, word in row["readings"].items()]
             head = f"{row['id']}: {row['finding'].upper()}."
             words = [head, *each, f"{row['tally'].capitalize()}.", setting, row["note"]]
@@ -254,7 +254,7 @@ class Chapter:
         """Return all claims of the paper as a table: finding, scale and data, statement."""
         table = pd.DataFrame(claims.judge(self.paper, self.where))
         table["measured"] = [
-            scale.setting(*row) for row in zip(table["scale"], table["data"], strict=True)
+            scale.sentence(*row) for row in zip(table["scale"], table["data"], strict=True)
         ]
         columns = ["id", "finding", "tally", "measured", "statement"]
         return table[columns].style.hide(axis="index")

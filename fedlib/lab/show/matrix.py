@@ -57,7 +57,7 @@ def label(run: Mapping[str, Any]) -> str:
     return ", ".join([GRADE.get(first, first), *rest])
 
 
-def table(load: Callable[[str], Record], names: Sequence[str] | None = None) -> pd.DataFrame:
+def ends(load: Callable[[str], Record], names: Sequence[str] | None = None) -> pd.DataFrame:
     """Return how every method ends in every cell for which there are records.
 
     Parameters
@@ -208,7 +208,7 @@ def enter(
     Returns
     -------
     pandas.DataFrame
-        As :func:`table`, with the book's methods and one's own.
+        As :func:`ends`, with the book's methods and one's own.
 
     Raises
     ------
@@ -228,8 +228,8 @@ def enter(
             changes = {"runs": [run | more for run in runs]}
             if not _there(experiment, profile, seeds, home, changes):
                 experiments.run(PAPER, experiment, profile, seeds=seeds, out=home, changes=changes)
-        own = table(lambda n: records.load(PAPER, n, profile, home), [name])
-        book = table(lambda n: records.load(PAPER, n, profile), [name])
+        own = ends(lambda n: records.load(PAPER, n, profile, home), [name])
+        book = ends(lambda n: records.load(PAPER, n, profile), [name])
         tables += [both := pd.concat([book, own], ignore_index=True)]
         for line in _lines(both, own["method"].iloc[0]):
             say(line)
@@ -261,7 +261,7 @@ def _lines(both: pd.DataFrame, mine: str) -> list[str]:
     return lines
 
 
-def spent(record: Record) -> pd.DataFrame:
+def costs(record: Record) -> pd.DataFrame:
     """Return what each method of a record has spent: gradients, models sent and models kept.
 
     Returns

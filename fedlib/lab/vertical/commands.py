@@ -60,7 +60,7 @@ def mpi(
     """
     import numpy as np
 
-    from fedlib.lab.vertical.mpi import find_launcher, run_parties, simulated
+    from fedlib.lab.vertical.mpi import find_launcher, predicted_run, run_parties
     from fedlib.papers.vertical.data import load_columns
     from fedlib.papers.vertical.problem import Problem, split_features
     from fedlib.papers.vertical.setup import straggler
@@ -88,7 +88,7 @@ def mpi(
     for row in run.rows:
         typer.echo(f"{row.epoch:6g}  {row.time:7.2f}  {row.loss:.6f}")
     if work or message:
-        told = simulated(problem, algorithm, lr, **setting).rows[-1]
+        told = predicted_run(problem, algorithm, lr, **setting).rows[-1]
         typer.echo(f"Simulated: {told.time:.2f} seconds to a loss of {told.loss:.6f}.")
     z = data_set.test_x @ run.w
     if data_set.classes:

@@ -18,7 +18,7 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from fedlib.engine.rng import stream
-from fedlib.lab.vertical.mpi import find_launcher, run_parties, simulated
+from fedlib.lab.vertical.mpi import find_launcher, predicted_run, run_parties
 from fedlib.papers.vertical.problem import Problem, split_features
 from fedlib.papers.vertical.setup import METHODS, straggler
 from fedlib.population.delays import Deterministic
@@ -46,7 +46,7 @@ def made(q: int) -> Problem:
     return Problem(x, y, split_features(COLUMNS, q), "logistic", 0.05)
 
 
-def setting(q: int, slow: float) -> dict[str, Any]:
+def run_settings(q: int, slow: float) -> dict[str, Any]:
     """Return what a run is told: the last party, which has no labels, is the slow one."""
     compute = straggler(q, q - 1, slow, BLOCK * q / COLUMNS)
     delays = Deterministic(MESSAGE)
@@ -74,12 +74,12 @@ def processes_table(repeats: int = 3) -> list[dict[str, Any]]:
     rows = []
     for repeat, case in tqdm(list(itertools.product(range(repeats), cases)), "runs"):
         q, method, waiting, slow = case
-        told = dict(setting(q, slow), waiting=waiting)
+        told = dict(run_settings(q, slow), waiting=waiting)
         end = run_parties(made(q), method, RATE, **told).rows[-1]
         taken[case].append(end.time)
         loads[case].append(os.getloadavg()[0])
         if repeat == repeats - 1:
-            last, seconds = simulated(made(q), method, RATE, **told).rows[-1], taken[case]
+            last, seconds = predicted_run(made(q), method, RATE, **told).rows[-1], taken[case]
             rows.append({
                 "parties": q, "method": method, "waiting": waiting, "slower": slow,
                 "seconds": round(median(seconds), 3), "least": round(min(seconds), 3),

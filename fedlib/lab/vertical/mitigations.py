@@ -153,7 +153,7 @@ def named_at_most(mu: float) -> float:
     return float(norm.cdf(mu / 2))
 
 
-def spent(releases: Sequence[tuple[float, int]], delta: float) -> float:
+def total_epsilon(releases: Sequence[tuple[float, int]], delta: float) -> float:
     """Return ε of a whole training, counted by the accountant of Opacus (numerical composition).
 
     Parameters
@@ -553,7 +553,8 @@ def guarded(
 
     What others see of one sample's columns at one party is then at most ``2 steps`` releases with
     noise ``row`` (scores, and steps, from which all later weights are computed), and of its label
-    ``steps`` releases with noise ``label``; :func:`spent` adds them up. All others may collude.
+    ``steps`` releases with noise ``label``; :func:`total_epsilon` adds them up. All others may
+    collude.
     The step size is ``4 / (q row_limit²)``, one over the largest curvature possible: no data is
     asked. What was measured on the data before, as means and spreads of columns, is not counted.
 

@@ -2,7 +2,7 @@
 
 :func:`run_parties` deals the columns out to files, one a party, lets ``mpiexec`` start a process
 for each (`fedlib.lab.vertical.wire`), watches them, and puts the blocks together in the end.
-:func:`simulated` asks the simulator for the same run.
+:func:`predicted_run` asks the simulator for the same run.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def run_parties(
         return _collect(problem, method, place)
 
 
-def simulated(
+def predicted_run(
     problem: Problem, method: str, lr: float, *, epochs: int, waiting: bool = False, **settings: Any
 ) -> Run:
     """Return the simulator's run of what :func:`run_parties` does with the same settings.
