@@ -117,7 +117,7 @@ def test_a_mask_cuts_out_a_smaller_network(kind):
     whole = task.model.apply(theta * m, x)
     for n in range(N):
         own = [one[n] for one in kept]
-        assert_allclose(whole[n], forward(small(theta, own), x[n]), rtol=1e-12)
+        assert_allclose(whole[n], forward(small(theta, own), x[n]), rtol=1e-12, atol=1e-15)
         assert torch.equal(placed(theta, own, small(theta, own))[1] > 0, m[n])
 
 
