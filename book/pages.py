@@ -275,7 +275,7 @@ def _fields(row: findings.Finding) -> str:
     """Return an answer's three fields in a line, which begins with its claim."""
     kind = row.finding.replace(",", "").replace(" ", "-")
     pill = f"[{row.finding}]{{.verdict .verdict-{kind}}}"
-    more = f" The finding rests on more than this answer: {_small(row.whole)}" * bool(row.whole)
+    more = f" All checks of the claim together: {_small(row.whole)}" * bool(row.whole)
     where = f"{{ref}}`Scale <scale-words>`: {row.scale}. Data: {row.data}."
     return f"{{ref}}`{row.claim}`: {pill} {where}{more}"
 
@@ -390,10 +390,10 @@ def standing() -> Iterator[str]:
         f"There are {len(rows)} claims of the five papers, our own controls of some among them. "
         f"{len(measured)} are about runs; the others are proved, or arithmetic. "
         f"**{len(at_scale)} of the {len(measured)} were tried at their paper's own scale** "
-        "({ref}`the list, with arithmetic <only-own-scale>`), "
-        f"{len(same)} of these on the paper's own data (the same bytes, another copy, or made as "
-        "the paper says), and "
-        f"{len(reproduced)} of these are *reproduced*: confirmed, at that scale and on those data "
+        "({ref}`the list <only-own-scale>` has arithmetic, too), "
+        f"{'all ' * (same == at_scale)}{len(same)} of these on the paper's own data (the same "
+        "bytes, another copy, or made as the paper says). "
+        f"{len(reproduced)} are *reproduced*: confirmed, at that scale and on those data "
         f"({', '.join(names)}). "
         "For all others the finding speaks of a smaller experiment, or of other data, and each "
         "says which. "
@@ -436,7 +436,7 @@ def _seen(row: dict, answer: findings.Finding | None) -> str:
 
     setting = scale.sentence(row["scale"], row["data"])
     if answer:
-        more = f" The finding rests on more than this answer: {_small(answer.whole)}"
+        more = f" All checks of the claim together: {_small(answer.whole)}"
         return f"*{answer.question}* {answer.answer} {answer.setting}{more * bool(answer.whole)}"
     counted = [check for check in row["checks"] if check["essential"]] or row["checks"]
     if len(counted) == 1:

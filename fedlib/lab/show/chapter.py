@@ -232,7 +232,7 @@ class Chapter:
                  f"* *Finding:* {row.finding} ({row.claim})", f"* *Scale:* {row.scale}",
                  f"* *Data:* {row.data}"]  # fmt: skip
         if row.whole:
-            lines.append(f"* *The finding rests on more than this answer:* {row.whole}")
+            lines.append(f"* *All checks of the claim together:* {row.whole}")
         return Markdown("\n".join([lines[0], "", *lines[1:]]))
 
     def findings(self) -> Markdown:
