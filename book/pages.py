@@ -383,7 +383,10 @@ def standing() -> Iterator[str]:
     at_scale = [row for row in measured if claims.is_own_scale(row)]
     same = [row for row in at_scale if claims.is_own_data(row)]
     reproduced = [row for row in at_scale if claims.is_reproduced(row)]
-    names = [f"{{ref}}`{row['id']}`" for row in reproduced]
+    in_part = [row for row in measured if row["own"]]
+    names, parts = (
+        ", ".join(f"{{ref}}`{row['id']}`" for row in part) for part in (reproduced, in_part)
+    )
     devices = {record.manifest["device"] for record in records.stored()}
     graphics = sorted(name for name in devices if not name.startswith("CPU"))
     yield (
@@ -393,8 +396,10 @@ def standing() -> Iterator[str]:
         "({ref}`the list <only-own-scale>` has arithmetic, too), "
         f"{'all ' * (same == at_scale)}{len(same)} of these on the paper's own data (the same "
         "bytes, another copy, or made as the paper says). "
+        f"Of {len(in_part)} more some of the checks were, and what these find by themselves stands "
+        f"beside the claim ({parts}). "
         f"{len(reproduced)} are *reproduced*: confirmed, at that scale and on those data "
-        f"({', '.join(names)}). "
+        f"({names}). "
         "For all others the finding speaks of a smaller experiment, or of other data, and each "
         "says which. "
         + (f"Some records come from a GPU: {', '.join(graphics)}." if graphics

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -545,6 +546,31 @@ def test_a_claim_tried_at_two_sizes_shows_both(monkeypatch, tmp_path):
     (smaller,) = row["sizes"]
     assert row["profile"] == "paper" and row["finding"] != smaller["finding"] == "confirmed"
     assert row["scale"] and smaller["scale"] == [] and smaller["profile"] == "quick"
+
+
+def test_the_part_of_a_claim_that_is_the_paper_s_own(tmp_path):
+    """One of four data sets is the paper's, in full: what it says by itself stands beside."""
+    for data, form in itertools.product(
+        ("credit", "partial", "news", "webspam"), ("convex", "nonconvex")
+    ):
+        profile = "paper" if data == "credit" else "quick"
+        held = records.load("vertical", f"{data}-{form}", profile)
+        wrong = -1 if data == "credit" else 1  # then SGD ends below the others there
+        records.save(tmp_path, held.frame.assign(value=wrong * held.frame["value"]), held.manifest)
+    (row,) = claims.judge("vertical", tmp_path, ["VFB2-C4"])
+    own = row["own"]
+    assert (own["finding"], own["checks"], own["of"]) == ("contradicted", 4, 16)
+    assert own["record"] == "credit-convex.paper, credit-nonconvex.paper"
+    assert row["finding"] == "contradicted in part" and row["data"] == scale.SUBSTITUTE
+    assert claims.own_in_words(row).startswith("4 of 16 checks are at the paper's own scale and")
+    for form in ("convex", "nonconvex"):
+        held = records.load("vertical", f"credit-{form}", "paper")
+        short = held.manifest | {"settings": held.manifest["settings"] | {"m": 1}}
+        records.save(tmp_path, held.frame, short)
+    (row,) = claims.judge("vertical", tmp_path, ["VFB2-C4"])
+    assert row["own"] == {} and claims.own_in_words(row) == ""
+    (whole,) = claims.judge("personalization", ids=["PERM-C1"])
+    assert whole["scale"] == [] and whole["own"] == {}
 
 
 LOG = {"with": {"metric": "log gap"}}

@@ -215,6 +215,8 @@ def claims(
         typer.echo(f"  {row['statement']}")
         if row["data"]:
             typer.echo(f"  {scale.sentence(row['scale'], row['data'])}")
+        if own := judge.own_in_words(row):
+            typer.echo(f"  {own}: {row['own']['finding']}")
         if takes := wanted.what_it_takes(row):
             typer.echo(f"  {takes}")
         for name, finding in row["readings"].items():

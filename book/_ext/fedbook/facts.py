@@ -204,6 +204,9 @@ class ClaimsTable(Facts):
         card += _box("claim-sides", theirs, ours)
         if row["readings"]:
             card += _box("claim-readings", self.readings(row))
+        if own := claims.own_in_words(row):
+            words = (nodes.Text(f"{own}; by themselves: "), self.verdict(row["own"]["finding"]))
+            card += _box("claim-readings", nodes.paragraph("", "", *words))
         if row["data"]:
             card += _box("claim-setting", *self.setting(row), *self.differences(row))
         if takes := wanted.what_it_takes(row):

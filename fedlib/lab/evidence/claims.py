@@ -423,7 +423,8 @@ def judge(
         changed; ``finding``, and ``readings``, the finding of each reading; ``sizes``, what smaller
         records find, see :func:`sizes`; ``scale``, what differs from
         the paper's own settings, and ``data``, what the data are to the paper's, both over the
-        records of the essential checks, with ``sets``, the same for each set; ``checks``, a
+        records of the essential checks, with ``sets``, the same for each set; ``own``, what those
+        checks find that have both from the paper, see :func:`own_part`; ``checks``, a
         dictionary for each :class:`Check`; ``tally``, the counts of outcomes in words; ``record``
         and ``profile``; ``origins``, a line for each record; ``ages``, how old the rule is, see
         :func:`fedlib.lab.evidence.ages.of`.
@@ -453,6 +454,7 @@ def _judged(paper: str, name: str, out: str | Path | None, stamp: tuple) -> dict
         "readings": readings,
         "sizes": sizes(paper, claim, results, out),
         **measured_at(claim, read_from(paper, _records(counted, made=True), out)),
+        "own": own_part(paper, claim, results, out),
         "tally": tally_checks(results),
         "checks": [vars(check) for check in results],
         "record": _records(results),
@@ -487,6 +489,31 @@ def sizes(
     return rows
 
 
+def own_part(
+    paper: str, claim: Claim, results: list[Check], out: str | Path | None = None
+) -> dict[str, Any]:
+    """Return what the essential checks find that are at the paper's own scale, on its data.
+
+    Returns
+    -------
+    dict
+        ``finding`` and ``readings`` of these checks alone, with the intervals that they have among
+        all; ``checks`` and ``of``, how many they are and of how many; ``record``. Empty where they
+        are none, or all.
+    """
+    essential = [check for check in results if check.essential and check.profile]
+    part = [
+        check
+        for check in essential
+        if is_own(measured_at(claim, read_from(paper, check.record, out)))
+    ]
+    if len(part) in (0, len(essential)):
+        return {}
+    finding, readings = find(claim, part)
+    counts = {"checks": len(part), "of": len(essential)}
+    return {"finding": finding, "readings": readings, **counts, "record": _records(part)}
+
+
 def measured_at(claim: Claim, stored: list[Record]) -> dict[str, Any]:
     """Return scale and data of a claim: empty where nothing was measured."""
     if claim["kind"] == PROVED or not stored:
@@ -504,9 +531,25 @@ def measured_at(claim: Claim, stored: list[Record]) -> dict[str, Any]:
     return {"scale": lines, "data": max(sets.values(), key=scale.DATA.index), "sets": sets}
 
 
+def own_in_words(row: dict[str, Any]) -> str:
+    """Return which part of a claim's checks is the paper's own, without what it finds.
+
+    Empty where it is none, or all; see :func:`own_part`.
+    """
+    if not (own := row["own"]):
+        return ""
+    part = f"{own['checks']} of {own['of']} checks are"
+    return f"{part} at the paper's own scale and on its data ({own['record']})"
+
+
 def is_reproduced(row: dict[str, Any]) -> bool:
     """Say whether a judged claim is confirmed at the paper's own scale and on the paper's set."""
-    return row["finding"] == outcomes.CONFIRMED and is_own_scale(row) and is_own_data(row)
+    return row["finding"] == outcomes.CONFIRMED and is_own(row)
+
+
+def is_own(row: dict[str, Any]) -> bool:
+    """Say whether a judged claim was measured at the paper's own scale and on its data."""
+    return is_own_scale(row) and is_own_data(row)
 
 
 def is_own_scale(row: dict[str, Any]) -> bool:

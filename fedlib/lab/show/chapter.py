@@ -206,7 +206,10 @@ class Chapter:
             setting = scale.sentence(row["scale"], row["data"])
             each = [f"Read as {name}: {word}." for name, word in row["readings"].items()]
             head = f"{row['id']}: {row['finding'].upper()}."
-            words = [head, *each, f"{row['tally'].capitalize()}.", setting, row["note"]]
+            words = [head, *each, f"{row['tally'].capitalize()}.", setting]
+            if own := claims.own_in_words(row):
+                words.append(f"{own}; by themselves: {row['own']['finding']}.")
+            words.append(row["note"])
             print(" ".join(filter(None, words)))
         table = pd.DataFrame([check for row in rows for check in row["checks"]])
         table["quantity"] += table["essential"].map({True: "", False: " (control)"})
