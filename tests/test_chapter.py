@@ -145,7 +145,7 @@ def test_a_verdict_says_why_a_check_is_open(monkeypatch):
     sure = claims.Check("one", "above 0", "0.2", "holds")
     open_ = claims.Check("two", "above 0", "0", "open", why="about 12 seeds would decide")
     row = dict(id="C1", finding="open", tally="", note="", scale=[], data="", readings={})
-    row |= dict(checks=[vars(sure), vars(open_)])
+    row |= dict(checks=[vars(sure), vars(open_)], own={})
     monkeypatch.setattr(claims, "judge", lambda *_: [row])
     shown = list(Chapter(PAPER).verdict("C1").data["outcome"])
     assert shown == ["holds", "open (about 12 seeds would decide)"]
