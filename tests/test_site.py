@@ -287,6 +287,7 @@ def test_the_front_page_names_every_claim_below_its_finding(html, verdicts):
             place = f'scoreboard/{row["paper"]}.html#{row["id"].lower()}"'
             link = re.search(rf'<a class="([^"]*)" href="{place}', line)
             assert ("own-scale" in link[1]) == claims.is_own_scale(row)
+            assert ("own-part" in link[1]) == bool(row["scale"] and row["own"])
         seen += len(mine)
     assert seen == len(rows)
 

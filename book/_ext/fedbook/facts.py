@@ -147,15 +147,19 @@ class ClaimsTable(Facts):
         return nodes.inline("", text, classes=["verdict", f"verdict-{nodes.make_id(text)}"])
 
     def summary(self, rows: list[dict]) -> nodes.table:
-        """Return a row a finding: how many claims, and each as a link, marked if at own scale."""
+        """Return a row a finding: how many claims, and each as a link that shows its scale."""
         body = []
         for finding in outcomes.FINDINGS:
             names = nodes.bullet_list(classes=["claim-names"])
             for row in (row for row in rows if row["finding"] == finding):
-                own = claims.is_own_scale(row)
-                name = self.to_card(row, classes=["claim-name", *["own-scale"] * own])
+                own, words = "", ""
+                if claims.is_own_scale(row):
+                    own, words = "own-scale", ", own scale"
+                elif row["own"]:
+                    own, words = "own-part", ", in part at own scale"
+                name = self.to_card(row, classes=["claim-name", *filter(None, [own])])
                 if own:
-                    name += nodes.inline("", ", own scale", classes=["visually-hidden"])
+                    name += nodes.inline("", words, classes=["visually-hidden"])
                 names += nodes.list_item("", nodes.paragraph("", "", name))
             if len(names):
                 words = (nodes.strong(text=str(len(names))), nodes.Text(" "), self.verdict(finding))
