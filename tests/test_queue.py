@@ -93,6 +93,24 @@ def test_what_another_process_is_at_is_left_to_it(place):
     assert queue.queue_rows(**place)[0]["state"] == "done"
 
 
+def test_who_ends_last_puts_the_seeds_together(place, monkeypatch):
+    """Another process makes seed 1 and ends while this one is at seed 2."""
+    right, first = experiments.run, []
+
+    def run(*args, seeds, **options):
+        if args == FIG3 and seeds == [1]:
+            first.append(options)
+            raise locks.UnderWay("elsewhere")
+        if first:
+            right(*FIG3, seeds=[1], **first.pop())
+        return right(*args, seeds=seeds, **options)
+
+    monkeypatch.setattr(experiments, "run", run)
+    queue.work(1, lambda text: None, **place)
+    assert records.load(*FIG3, place["out"]).manifest["seeds"] == [1, 2]
+    assert not list(place["home"].rglob("*.json"))
+
+
 def test_one_that_cannot_be_made_keeps_no_other_waiting(place, monkeypatch):
     right, told = experiments.run, []
 

@@ -233,7 +233,8 @@ def make(
                 row["done"] += seeds
                 row["under way"] = ""
                 yield row
-            if len(row["done"]) == row["seeds"]:
+            there = [is_there(*asked, home / part) for part in split]  # who ends last puts together
+            if all(there):
                 sources = [home / part for part in split]
                 with locks.only_one(home / ".joining.lock", "fedlib records"):
                     tell(f"Wrote {join_parts(*asked, sources, out)}")
