@@ -264,11 +264,11 @@ def papers() -> Iterator[str]:
             f"{_source(about)}. {state}{', '.join(links)}."
         )
         if row := told.get(about["short"]):
-            yield f"\n   *We find:* {row.answer} {_fields(row)}\n"
+            yield f"\n   *We find:* {_linked(row.answer)} {_fields(row)}\n"
     for about in (a for a in listed if a.get("ours")):
         yield f"\n**{about['question']}** {about['about']} {', '.join(_links(about))}."
         if row := told.get(about["short"]):
-            yield f"\n*We find:* {row.answer} {_fields(row)}\n"
+            yield f"\n*We find:* {_linked(row.answer)} {_fields(row)}\n"
 
 
 def _fields(row: findings.Finding) -> str:
@@ -278,6 +278,11 @@ def _fields(row: findings.Finding) -> str:
     more = f" All checks of the claim together: {_small(row.whole)}" * bool(row.whole)
     where = f"{{ref}}`Scale <scale-words>`: {row.scale}. Data: {row.data}."
     return f"{{ref}}`{row.claim}`: {pill} {where}{more}"
+
+
+def _linked(text: str) -> str:
+    """Return a text in which the names of claims are links."""
+    return re.sub(r"\b[A-Z]{3,}\d?-C\d+(?:-[a-z]+)*\b", r"{ref}`\g<0>`", text)
 
 
 def _small(sentence: str) -> str:
