@@ -270,6 +270,17 @@ def papers() -> Iterator[str]:
         yield f"\n**{about['question']}** {about['about']} {', '.join(_links(about))}."
         if row := told.get(about["short"]):
             yield f"\n*We find:* {_linked(row.answer)} {_fields(row)}\n"
+        elif about["short"] == "Which method":
+            yield f"\n*We find:* {_matrix()} {{ref}}`Which one when <matrix-tree>`.\n"
+
+
+@functools.cache
+def _matrix() -> str:
+    """Say which method is best in how many cells of the matrix."""
+    from fedlib.lab.evidence import records
+    from fedlib.lab.show import matrix
+
+    return matrix.in_short(matrix.cells(matrix.ends(lambda name: records.load("methods", name))))
 
 
 def _fields(row: findings.Finding) -> str:
