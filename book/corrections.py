@@ -6,9 +6,10 @@ import datetime
 import html
 import re
 import uuid
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NotRequired
+from typing import Literal, NotRequired
 from urllib.parse import urljoin
 from xml.etree import ElementTree
 
@@ -25,6 +26,7 @@ class Correction(Page):
 
     name: str
     date: str
+    changed: Literal["finding", "words"]
     title: str
     page: str
     claims: NotRequired[list[str]]
@@ -84,7 +86,10 @@ def _is_date(text: str) -> bool:
 
 
 def page(entries: Sequence[Correction]) -> Iterator[str]:
-    """Write the list on the page: a section a day, an entry a paragraph and three lines."""
+    """Write the list on the page: a count, a section a day, an entry a paragraph and lines."""
+    count = Counter(entry["changed"] for entry in entries)
+    found = f"{count['finding']} changed what is found of a claim, or of one reading of it"
+    yield from (f"Of {len(entries)} corrections {found}; {count['words']} changed words only.", "")
     day = ""
     for entry in entries:
         if entry["date"] != day:

@@ -30,6 +30,7 @@ from fedlib import paths  # noqa: E402
 from fedlib.errors import unknown  # noqa: E402
 
 if TYPE_CHECKING:
+    from fedlib import cards
     from fedlib.lab.evidence import findings
 
 PARTS = ("derive", "build", "reproduce")
@@ -264,11 +265,22 @@ def papers() -> Iterator[str]:
             f"{_source(about)}. {state}{', '.join(links)}."
         )
         if row := told.get(about["short"]):
-            yield f"\n   *We find:* {row.answer} {_fields(row)}\n"
+            yield f"\n   *We find:* {_linked(row.answer)} {_fields(row)}\n"
     for about in (a for a in listed if a.get("ours")):
         yield f"\n**{about['question']}** {about['about']} {', '.join(_links(about))}."
         if row := told.get(about["short"]):
-            yield f"\n*We find:* {row.answer} {_fields(row)}\n"
+            yield f"\n*We find:* {_linked(row.answer)} {_fields(row)}\n"
+        elif about["short"] == "Which method":
+            yield f"\n*We find:* {_matrix()} {{ref}}`Which one when <matrix-tree>`.\n"
+
+
+@functools.cache
+def _matrix() -> str:
+    """Say which method is best in how many cells of the matrix."""
+    from fedlib.lab.evidence import records
+    from fedlib.lab.show import matrix
+
+    return matrix.in_short(matrix.cells(matrix.ends(lambda name: records.load("methods", name))))
 
 
 def _fields(row: findings.Finding) -> str:
@@ -278,6 +290,11 @@ def _fields(row: findings.Finding) -> str:
     more = f" All checks of the claim together: {_small(row.whole)}" * bool(row.whole)
     where = f"{{ref}}`Scale <scale-words>`: {row.scale}. Data: {row.data}."
     return f"{{ref}}`{row.claim}`: {pill} {where}{more}"
+
+
+def _linked(text: str) -> str:
+    """Return a text in which the names of claims are links."""
+    return re.sub(r"\b[A-Z]{3,}\d?-C\d+(?:-[a-z]+)*\b", r"{ref}`\g<0>`", text)
 
 
 def _small(sentence: str) -> str:
@@ -477,6 +494,40 @@ def _pages(about: dict[str, str]) -> list[Path]:
     return [page for page in pages if page.parent.name == about.get("chapter")]
 
 
+def figure_one() -> Iterator[str]:
+    """Write how long the first figure of the first paper took, and what its claim wants beside."""
+    from fedlib.lab.evidence import catalogue, claims, duration, records
+
+    paper, first = "participation", "fig1"
+    (claim,) = (c for c in claims.claims_of(paper) if c["id"] == "GFA-C1")
+    counted = [check for check in claim["check"] if check.get("essential", True)]
+    (best,) = {name for check in counted for name in claims.experiments(check)}
+    rates = catalogue.settings(paper, best, "quick")["tuned"]
+    every = (first, rates, best)
+    took = [duration.took_in_words(paper, name, "quick") for name in every]
+    m = records.load(paper, first, "quick").manifest
+    yield (
+        f"*How long?* At the profile `quick` the record `{first}` took {took[0]}, for "
+        f"{len(m['seeds'])} seeds on {m['device']}. Its rates come from the paper. "
+        f"{{ref}}`{claim['id']}` is judged with the best rate of each method, and that is not in "
+        f"this time: `{rates}` took {took[1]} more, and `{best}`, after it, {took[2]}."
+    )
+    if larger := [name for name in every if duration.took(paper, name, "paper") is None]:
+        yield (
+            f"At the paper's scale there is no record of `{'`, `'.join(larger)}` yet, so no time, "
+            "from a GPU either; a run says beforehand how long it will take on your machine."
+        )
+
+
+def guides() -> Iterator[str]:
+    """Write a link to every guide, in the order of the table of contents."""
+    links = []
+    for page in (page for page in toc_pages() if page.startswith("book/guides/")):
+        title = re.search(r"^# (.+)$", (ROOT / f"{page}.md").read_text("utf-8"), re.M)[1]
+        links.append(f"[{title}]({page.removeprefix('book/')}.md)")
+    yield f"All guides: {', '.join(links)}."
+
+
 # --- data ----------------------------------------------------------------------------------------
 
 
@@ -488,7 +539,8 @@ def brought() -> Iterator[str]:
     for name in sets.to_bring():
         card, found = cards.card(name), list(sets.uses(name))
         yield from (f"## {card.title}", "", f"* *Files:* {card.bring.files}, in a folder `{name}`.")
-        yield from (f"* *Form:* {card.bring.form}.", f"* *Who gives it out:* {card.bring.source}.")
+        yield from (f"* *Form:* {card.bring.form}.", f"* *Size:* {_size(card)}.")
+        yield f"* *Who gives it out:* {card.bring.source}."
         yield from (f"* *Licence:* {card.licence}.", "")
         yield from ("| Experiment | runs now on | Claims |", "|---|---|---|")
         for use in found:
@@ -500,6 +552,16 @@ def brought() -> Iterator[str]:
         yield from ("", f"Pages: {', '.join(named)}.", "")
         short = (line.replace(" --set", " \\\n    --set") for line in sets.commands(name))
         yield from ("```bash", *short, "```", "")
+
+
+def _size(card: cards.Card) -> str:
+    """Say how many samples a set has, of how many numbers each; of an image, what all take."""
+    each = f"{card.train:,} samples to learn from, {card.test:,} to test on, "
+    each += f"each of {' × '.join(f'{n:,}' for n in card.shape)} numbers"
+    if len(card.shape) == 1:
+        return each
+    gigabytes = 4 * (card.train + card.test) * math.prod(card.shape) / 2**30
+    return f"{each}: {gigabytes:.1f} GiB in memory as float32"
 
 
 @functools.cache
@@ -542,7 +604,7 @@ def statements() -> Iterator[str]:
 WRITERS = {
     writer.__name__: writer
     for writer in (
-        *(api, brought, chapters, citation, commands, corrected),
+        *(api, brought, chapters, citation, commands, corrected, figure_one, guides),
         *(papers, prefixes, standing, statements, learned),
     )
 }

@@ -21,8 +21,8 @@ A = "{http://www.w3.org/2005/Atom}"
 
 
 def entry(name: str, /, **other: str | None) -> str:
-    words = dict(name=name, date="2026-11-25", title="T", page="book/errata", said="a", says="b",
-                 why="c") | other  # fmt: skip
+    words = dict(name=name, date="2026-11-25", changed="words", title="T", page="book/errata",
+                 said="a", says="b", why="c") | other  # fmt: skip
     lines = [f'{key} = "{value}"' for key, value in words.items() if value is not None]
     return "\n".join(["[[correction]]", *lines, ""])
 
@@ -58,6 +58,14 @@ def test_the_page_says_what_the_file_says():
     for stored in STORED:
         assert all(stored[key] in text for key in ("title", "said", "says", "why", "page"))
         assert f"({stored['name']})=" in text
+
+
+def test_the_page_counts_what_changed_a_finding(tmp_path):
+    finding = dict(changed="finding")
+    entries = read(tmp_path, entry("a", **finding), entry("b"), entry("c", **finding))
+    told = next(corrections.page(entries))
+    assert told.startswith("Of 3 corrections 2 changed") and "; 1 changed words only" in told
+    assert all(one["changed"] == "words" or one["claims"] for one in STORED)
 
 
 def test_claims_of_corrections_are_there():
@@ -116,6 +124,7 @@ def test_signs_of_xml_are_words_in_a_feed(tmp_path):
         ({"date": "2026-11-31"}, "'one': date = '2026-11-31'"),
         ({"page": "book/erata"}, "has no page 'book/erata'. Did you mean 'book/errata'"),
         ({"name": "Two words"}, "'Two words': a name has small letters, digits and hyphens"),
+        ({"changed": "title"}, "changed"),
         ({"why": None}, "why"),
         ({"whi": "c"}, "whi"),
     ],

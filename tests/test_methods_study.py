@@ -171,6 +171,14 @@ def test_a_cell_names_the_best_and_those_that_cannot_be_told_from_it():
     assert matrix.beside(cell) == "3.0 points before b"
 
 
+def test_cells_are_counted_in_short():
+    wave = 0.01 * np.sin(np.arange(10.0))
+    tables = [found(a=0.8 + wave, b=0.7 + wave), found(a=0.8 + wave, b=0.7 + wave),
+              found(a=0.8 + wave, b=0.84 - 8 * wave)]  # fmt: skip
+    said = matrix.in_short(pd.concat(map(matrix.cells, tables)))
+    assert said.startswith("Of 3 cells") and "the best is a in 2, b in 1. In 1 another" in said
+
+
 def test_more_methods_make_wider_intervals():
     """A difference that is sure between two is not among twenty, of which the best was picked."""
     noise = np.random.default_rng(0).normal(0, 0.02, 10)

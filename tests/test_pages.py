@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 
@@ -10,7 +11,7 @@ import pytest
 import yaml
 
 import fedlib
-from fedlib import paths
+from fedlib import datasets, paths
 from fedlib.errors import FedlibError
 from fedlib.lab.evidence import claims, findings, records
 
@@ -124,6 +125,29 @@ def test_pages_say_what_was_tried_at_the_papers_own_scale(monkeypatch, verdicts)
     record = records.Record(None, {"device": "H100"}, None)
     monkeypatch.setattr(records, "stored", lambda: [record])
     assert "\n".join(pages.standing()).endswith("Some records come from a GPU: H100.")
+
+
+def test_every_guide_has_a_link_with_its_title():
+    (line,) = pages.guides()
+    links = re.findall(r"\[([^]]+)\]\(guides/(\w+\.md)\)", line)
+    home = pages.ROOT / "book" / "guides"
+    assert sorted(name for _, name in links) == sorted(path.name for path in home.glob("*.md"))
+    assert all(f"# {title}\n" in (home / name).read_text("utf-8") for title, name in links)
+
+
+def test_the_time_of_figure_1_names_the_tuning_that_its_claim_wants():
+    told = "\n".join(pages.figure_one())
+    for name in ("fig1", "rates", "fig1-tuned"):
+        home = paths.paper_folder("participation") / "results" / f"{name}.quick.json"
+        minutes = json.loads(home.read_text("utf-8"))["wall_seconds"] / 60
+        assert re.search(rf"`{name}`[^`]* {minutes:.0f} min", told)
+
+
+def test_what_a_set_to_bring_takes_in_memory_is_said_of_images():
+    card = datasets.all_cards()["femnist"]
+    assert pages._size(card).endswith("1 × 28 × 28 numbers: 2.2 GiB in memory as float32")
+    (trap,) = (trap for trap in card.traps if "GiB" in trap)
+    assert "2.2 GiB" in trap
 
 
 def test_what_claims_are_called_after_is_said(verdicts):

@@ -69,7 +69,7 @@ def prose():
     for page in sorted(build.ROOT.glob("data/papers/*/findings.toml")):
         told = tomllib.loads(page.read_text("utf-8"))
         for number, entry in enumerate([told["brief"], *told["finding"]]):
-            for part in (entry, entry.get("beside", {})):
+            for part in (entry, entry.get("beside", {}), *entry.get("also", [])):
                 for outcome in outcomes.OUTCOMES:
                     yield f"{page.parent.name} finding {number} {outcome}", part.get(outcome, "")
 

@@ -108,12 +108,15 @@ class ClaimsFilter(Facts):
         choices = []
         for field in rows[0]:
             count = Counter(row[field] for row in rows)
+            exact = Counter(row[field] for row in rows if row["kind"] == "arithmetic")
             options = f'<option value="">all ({len(rows)})</option>'
             for value in outcomes.FINDINGS if field == "finding" else count:
                 mark = nodes.make_id(f"{field} {value}")
                 short = value if field in ("finding", "scale") else mark
                 place = self.noted(nodes.make_id(f"only {short}"))
-                options += f'<option id="{place}" value="{mark}">{value} ({count[value]})</option>'
+                more = f", {exact[value]} of them arithmetic" * (value == "own scale")
+                words = f"{value} ({count[value]}{more})"
+                options += f'<option id="{place}" value="{mark}">{words}</option>'
             choices.append(f"<label>{field} <select>{options}</select></label>")
         form = f'<form class="claims-filter">{"".join(choices)}<output></output></form>'
         return [nodes.raw("", form, format="html")]

@@ -8,6 +8,7 @@ scale and on which data it was measured.
 from __future__ import annotations
 
 import functools
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +32,8 @@ class Answers(Page):
     """A check, and an answer for each outcome that it may have.
 
     In an answer ``{measured}`` is the check's value with its interval, ``{size}`` how large it is,
-    as one would say it, and ``{share}`` the same as a share of what stands beside it.
+    as one would say it, ``{share}`` the same as a share of what stands beside it, and ``{inverse}``
+    the interval of a ratio, of the one turned round.
     """
 
     check: str  # its ``what``
@@ -44,12 +46,19 @@ class Answers(Page):
     open: str
 
 
+class Also(Answers):
+    """A check of another claim, whose answer names that claim."""
+
+    claim: str
+
+
 class FindingEntry(Answers):
     """A finding as it stands in a ``findings.toml``."""
 
     question: str
     claim: str
     beside: NotRequired[Answers]  # another check of the claim, whose answer follows the first
+    also: NotRequired[list[Also]]  # of other claims, whose answers follow
 
 
 class Entries(Page):
@@ -68,7 +77,7 @@ class Finding:
     question
         As readers bring it.
     answer
-        By the outcome of the check, and of the one beside it.
+        By the outcome of the check, and of those that follow it.
     paper
         What the paper reports, in our words; of a study of the book's own, what we expected.
     setting
@@ -81,7 +90,7 @@ class Finding:
     finding
         What the claim comes to as a whole, all its checks together.
     scale, data
-        Of the check, or of the one beside it, each in words: what differs from the paper's
+        Of the check, or of the last that follows it, each in words: what differs from the paper's
         setting, and what the data are to the paper's; of a study of the book's own, which they are.
     whole
         At what scale and on which data all checks of the claim were measured, where that is not
@@ -106,13 +115,13 @@ def _read(path: Path, paper: str) -> Entries:
     entries = [*([page["brief"]] if "brief" in page else []), *page["finding"]]
     known = {claim["id"]: claim for claim in claims.claims_of(paper)}
     for entry in entries:
-        if entry["claim"] not in known:
-            raise unknown(f"claim in {path}:", entry["claim"], known)
-        claim = known[entry["claim"]]
-        asked = {check["what"]: check for check in claim.get("check", [])}
-        for part in _parts(entry):
+        for part, name in _parts(entry):
+            if name not in known:
+                raise unknown(f"claim in {path}:", name, known)
+            claim = known[name]
+            asked = {check["what"]: check for check in claim.get("check", [])}
             if part["check"] not in asked:
-                raise unknown(f"check of {entry['claim']} in {path}:", part["check"], asked)
+                raise unknown(f"check of {name} in {path}:", part["check"], asked)
             wanted = {*ANSWERS[claims.question(claim, asked[part["check"]]).kind]}
             answered = {*part} & {*outcomes.OUTCOMES}
             if answered != wanted:
@@ -124,9 +133,11 @@ def _read(path: Path, paper: str) -> Entries:
     return page
 
 
-def _parts(entry: FindingEntry) -> list[Answers]:
-    """Return the checks of a finding, with their answers."""
-    return [entry, entry["beside"]] if "beside" in entry else [entry]
+def _parts(entry: FindingEntry) -> list[tuple[Answers, str]]:
+    """Return the checks of a finding, with their answers, each with its claim."""
+    own = [entry, *([entry["beside"]] if "beside" in entry else [])]
+    others = [(part, part["claim"]) for part in entry.get("also", [])]
+    return [*((part, entry["claim"]) for part in own), *others]
 
 
 def answers(paper: str, out: str | Path | None = None) -> list[Finding]:
@@ -169,26 +180,28 @@ def _page(paper: str) -> Entries:
 def _answered(paper: str, out: str | Path | None, entries: list[FindingEntry]) -> list[Finding]:
     """Answer questions by what the records of their checks say."""
     results, ours = [], paths.about(paths.paper_folder(paper)).get("ours")
-    ids = list(dict.fromkeys(entry["claim"] for entry in entries))
+    ids = list(dict.fromkeys(name for entry in entries for _, name in _parts(entry)))
     judged = {row["id"]: row for row in claims.judge(paper, out, ids)}
     known = {claim["id"]: claim for claim in claims.claims_of(paper)}
     for entry in entries:
-        row = judged[entry["claim"]]
-        checks, sentences = {check["quantity"]: check for check in row["checks"]}, []
-        settings = []
-        for part in _parts(entry):
+        row, sentences, settings = judged[entry["claim"]], [], []
+        for part, name in _parts(entry):
+            checks = {check["quantity"]: check for check in judged[name]["checks"]}
             check = checks[part["check"]]
             said = part.get(check["outcome"], "There is no record yet that could say.")
             for word in ("measured", "size"):
                 said = said.replace(f"{{{word}}}", minus(check[word]))
             if "{share}" in said:
                 said = said.replace("{share}", share(check["size"]))
-            fields = _fields(paper, known[entry["claim"]], check, out)
+            if "{inverse}" in said:
+                said = said.replace("{inverse}", inverse(check["low"], check["high"]))
+            fields = _fields(paper, known[name], check, out)
             setting = scale.sentence(fields["scale"], fields["data"])
             sentences += [settings[-1]] if settings and settings[-1] not in ("", setting) else []
             sentences.append(said)
             settings.append(setting)
-        check, told = checks[entry["check"]], row["statement" if ours else "paper_reports"]
+        told = row["statement" if ours else "paper_reports"]
+        outcome = next(c["outcome"] for c in row["checks"] if c["quantity"] == entry["check"])
         data = fields["data"] or "nothing measured"
         whole = scale.sentence(row["scale"], row["data"])
         if ours and fields["sets"]:
@@ -196,7 +209,7 @@ def _answered(paper: str, out: str | Path | None, entries: list[FindingEntry]) -
         results.append(
             Finding(
                 entry["question"], " ".join(sentences), told, setting,
-                entry["claim"], check["outcome"], row["finding"],
+                entry["claim"], outcome, row["finding"],
                 scale.words(fields["scale"], fields["data"]), data, whole * (whole != setting),
             )
         )  # fmt: skip
@@ -207,6 +220,14 @@ def share(size: str) -> str:
     """Return a difference beside its baseline as a share of it: ``"6%"`` of ``"0.024 of 0.42"``."""
     d, _, base = size.replace(" points", "").partition(" of ")
     return f"{float(d) / float(base):.0%}" if base else size
+
+
+def inverse(low: float | None, high: float | None) -> str:
+    """Return the interval of a ratio turned round, from the ends of its natural logarithm."""
+    ends = [None if end is None else f"{math.exp(-end):.2g}" for end in (high, low)]
+    if None not in ends:
+        return f"{ends[0]} to {ends[1]} times"
+    return f"at least {ends[0]} times" if ends[0] else f"at most {ends[1]} times"
 
 
 def minus(text: str) -> str:

@@ -8,6 +8,7 @@ how fast they forget, count as one method.
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -159,6 +160,20 @@ def beside(cell: Mapping[str, Any]) -> str:
         return f"{100 * cell['behind']:.1f} points before {cell['second']}"
     first, *more = cell["level"]
     return f"or {first}" + f" or {len(more)} more" * bool(more)
+
+
+def in_short(said: pd.DataFrame) -> str:
+    """Return in two sentences which method is best in how many cells, and how often others may be.
+
+    Parameters
+    ----------
+    said
+        What :func:`cells` returns.
+    """
+    first = ", ".join(f"{name} in {n}" for name, n in Counter(said["best"]).most_common())
+    unsure = (~said["sure"]).sum()
+    cells = f"Of {len(said)} cells, each a situation at one value of its knob, the best is {first}."
+    return f"{cells} In {unsure} another cannot be told from it."
 
 
 def _own_runs(method: str, name: str, profile: str, strengths: Sequence[float]) -> list[dict]:
