@@ -64,7 +64,7 @@ def use(claim, check):
     roles = {"a": "a", "b": "b", "run": "a", "of": "b", "metric": "loss" if metric else "accuracy",
              "split": "train", "x": "x", "target": 0.5, "t_comm": 10.0, "start": 0.25,
              "stop": 0.5, "share": 0.1, "runs": ["a"], "than_a": "b", "than_b": "b"}  # fmt: skip
-    roles |= {"than": "other", "than_metric": "top5", "relative": False}
+    roles |= {"than": "other", "than_metric": "top5", "relative": False, "rounds": 0.5}
     asked = {"with": {k: v for k, v in roles.items() if k in check["with"]}}
     asked |= {"what": "q", "asks": check["asks"], "experiment": "e", "measure": measure}
     ends = {"band": [2.0, 3.0], "exactly": [2.0, 2.0], "at least": [2.0, INF], "at most": [-INF, 2]}
@@ -96,6 +96,11 @@ def imitation(check, values):
     if measure in ("advantage", "during", "best_of", "gains_more"):
         runs = {"a": 0.5 + up * values[:, None] + np.zeros(21), "b": 0.5 + many + np.zeros(21)}
         return curves(runs, metric, split)
+    if measure == "with_fewer_rounds":
+        runs = {"a": 0.5 + up * values[:, None] + np.zeros(21), "b": 0.5 + many + np.zeros(21)}
+        made = curves(runs, metric, split)
+        pace = made["run"].map({"a": 1, "b": 2})
+        return made.assign(clock=made["round"], rounds=pace * made["round"])
     if measure == "across":
         than = {"a": 0.5 - values[:, None] + np.zeros(21), "b": 0.5 + many + np.zeros(21)}
         here = curves({run: 0.5 + many + np.zeros(21) for run in "ab"}, metric, split)

@@ -39,6 +39,26 @@ def test_a_run_that_diverges_is_not_the_best():
     assert got.lost == "one diverged in 1 of 3 seeds"
 
 
+def test_after_fewer_rounds_the_other_run_is_looked_at_later_by_so_many():
+    """Each run grows by its rounds, at a pace of its own: half of them is half as far."""
+    looks = np.arange(11.0)
+    runs = {"a": [looks, 2 * looks], "b": [3 * looks, 3 * looks]}
+    made = curves(runs, **AT)
+    made["clock"], made["rounds"] = made["round"], made["round"] / 10
+    held = record(made.assign(rounds=made["rounds"].where(made["run"] == "b", made["rounds"] / 2)))
+    got = measures.with_fewer_rounds(held, "a", "b", **AT, rounds=0.5)
+    # the last look at a is at its round 5, and b is at its round 10 then, where it has 30
+    assert got.low == pytest.approx([10 - 30, 20 - 30]) and (got.high == got.low).all()
+    assert got.beside == (pytest.approx(30), "accuracy")
+    between = measures.with_fewer_rounds(held, "a", "b", **AT, rounds=5 / 8.5)
+    assert between.low == pytest.approx([10 - 25.5, 20 - 25.5]), "on a line between two looks"
+    with pytest.raises(measures.MissingRows, match="'b' in made.csv.gz is over before so many"):
+        measures.with_fewer_rounds(held, "a", "b", **AT, rounds=0.49)
+    loss = record(held.frame.assign(metric="loss"))
+    less = measures.with_fewer_rounds(loss, "a", "b", "loss", "test", rounds=0.5)
+    assert less.low == pytest.approx([20, 10])
+
+
 def test_one_gain_less_another_over_a_part_of_the_time():
     rise = np.linspace(0, 1, 11)
     runs = {"a": [3 * rise, 4 * rise], "b": [rise, rise], "c": [2 * rise, 2 * rise],

@@ -40,6 +40,7 @@ NOT_MEASURED = {
     "07_beyond matrix-situations": ["three times"],
     "HFL-C3 note": ["ten times", "three times"],
     "HFL-C6 note": ["four times"],
+    "03_hierarchy hier-rep-37": ["four times"],
     "PERM-C5 note": ["ten times", "ten times"],
     "PERM-C6 note": ["ten times"],
     "GFA-C4 note": ["ten times", "ten times"],

@@ -34,6 +34,8 @@ class Plan:
         Folder for the record.
     worked
         Seconds that earlier starts have worked at it.
+    patience
+        Seconds that pilots may take.
     """
 
     paper: str
@@ -43,6 +45,7 @@ class Plan:
     job: Job
     out: Any
     worked: float = 0.0
+    patience: float = PATIENCE
 
 
 @dataclass(frozen=True)
@@ -139,22 +142,22 @@ def _stored(plan: Plan) -> TimeEstimate | None:
 
 def _timed(plan: Plan, say: Callable[[str], None]) -> TimeEstimate:
     """Time a few rounds of one seed, then of more, as seeds side by side take less time each."""
-    say(f"Timing a few rounds on this machine, {PATIENCE:.0f} s at most.")
+    say(f"Timing a few rounds on this machine, {plan.patience:.0f} s at most.")
     for named in (plan.settings, *plan.settings.get("runs", [])):
         if "dataset" in named:
             datasets.get(named["dataset"])  # may take long, and is not asked for again
     job = plan.job
     alone = replace(job, seeds=job.seeds[:1]) if job.device == "cpu" else job  # a GPU takes all
-    one, names = _piloted(alone, 0.7 * PATIENCE, 0.4 * PATIENCE)
-    if one.ended and not one.times and one.lasted < PATIENCE / 8:
-        one, _ = _piloted(alone, PATIENCE / 2)  # what was loaded the first time is there by now
+    one, names = _piloted(alone, 0.7 * plan.patience, 0.4 * plan.patience)
+    if one.ended and not one.times and one.lasted < plan.patience / 8:
+        one, _ = _piloted(alone, plan.patience / 2)  # what was loaded is there by now
     if one.broken:
         return TimeEstimate(None, f"timing it broke off ({type(one.broken).__name__})")
     if not (one.ended or one.skipped):
         return TimeEstimate(None, f"nothing of it could be timed in {time_in_words(one.lasted)}")
     seconds, seen = _whole(one, names)
     if len(alone.seeds) < len(job.seeds):
-        seconds = _more_seeds(job, one, seconds)
+        seconds = _more_seeds(job, one, seconds, plan.patience - one.lasted)
     why = "so say a few rounds timed on this machine"
     why += f", of {seen} of {len(names)} runs" * (not one.ended and seen > 0)
     looks = one.looks / sum(one.times.values()) if one.times else None
@@ -173,9 +176,9 @@ def _whole(one: pilot.Pilot, names: Sequence[str]) -> tuple[float, int]:
     return seconds + (len(names) - len(seen)) * sum(seen) / len(seen), len(seen)
 
 
-def _more_seeds(job: Job, one: pilot.Pilot, seconds: float) -> float:
-    """Return how long all seeds take, when it is known for one."""
-    many, rest = len(job.seeds), PATIENCE - one.lasted
+def _more_seeds(job: Job, one: pilot.Pilot, seconds: float, rest: float) -> float:
+    """Return how long all seeds take, when it is known for one and so many seconds are left."""
+    many = len(job.seeds)
     if not one.times and not one.cut:  # two are enough to see how much another one adds
         two, _ = _piloted(replace(job, seeds=job.seeds[:2]), rest)
         return seconds + (many - 1) * max(0.0, two.seconds - seconds if two.ended else seconds)

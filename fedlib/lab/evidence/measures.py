@@ -324,6 +324,31 @@ def during(
     return _exactly(gain.to_numpy(), beside=(means[1].mean(), metric))
 
 
+def with_fewer_rounds(
+    record: Record, a: str, b: str, metric: str, split: str, rounds: float
+) -> Measured:
+    """How much better run ``a`` ends than run ``b`` is after more rounds, paired by seed.
+
+    Parameters
+    ----------
+    rounds
+        What ``a`` has made of them, as a share of those of ``b``; between two looks at ``b`` its
+        value lies on a line.
+    """
+    one, other = (rows(record, run, metric, split) for run in (a, b))
+    _same_seeds(record, one["seed"], other["seed"])
+    gains, beside = [], []
+    for seed, own in one.groupby("seed"):
+        late = own[own["clock"] > (1 - FINAL) * own["clock"].max()]
+        its = other[other["seed"] == seed].sort_values("rounds")
+        if (late["rounds"] / rounds).max() > its["rounds"].max():
+            raise MissingRows(f"Run '{b}' in {record.path.name} is over before so many rounds.")
+        beside.append(np.interp(late["rounds"] / rounds, its["rounds"], its["value"]).mean())
+        gains.append(late["value"].mean() - beside[-1])
+    sign = -1 if metric == "loss" else 1
+    return _exactly(sign * np.array(gains), beside=(float(np.mean(beside)), metric))
+
+
 def best_of(record: Record, runs: list[str], b: str, metric: str, split: str) -> Measured:
     """How much better the best of several runs ends than run ``b``, paired by seed.
 
@@ -456,6 +481,7 @@ MEASURES: dict[str, Callable[..., Measured]] = {
     "smoother": smoother,
     "settles": settles,
     "during": during,
+    "with_fewer_rounds": with_fewer_rounds,
     "best_of": best_of,
     "gains_more": gains_more,
     "across": across,

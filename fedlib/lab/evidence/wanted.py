@@ -6,6 +6,7 @@ The hours are those of one core, from a few rounds timed at the paper's own sett
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 from collections.abc import Iterator, Mapping
@@ -28,6 +29,7 @@ from fedlib.lab.evidence.freshness import plain, short_digest
 from fedlib.lab.job import Job
 
 PAPER = "paper"
+PATIENCE = 240.0  # seconds to time what says nothing in less
 
 
 def what_it_takes(row: Mapping[str, Any]) -> str:
@@ -143,9 +145,11 @@ def timed(paper: str, name: str) -> duration.TimeEstimate:
     used = s
     if "tuned" in s:  # of another profile, as only time is asked for
         used = tuning.apply(s, tuning.tuned_values(records.load(paper, s["tuned"]).frame, s))
-    job = Job(used, seeds, "cpu", progress=False)
+    plan = duration.Plan(paper, name, PAPER, s, Job(used, seeds, "cpu", progress=False), None)
     try:
-        estimate = duration.expect(duration.Plan(paper, name, PAPER, s, job, None))
+        estimate = duration.expect(plan)
+        if estimate.least or estimate.seconds is None:  # a round takes long
+            estimate = duration.expect(dataclasses.replace(plan, patience=PATIENCE))
     except FedlibError as error:
         estimate = duration.TimeEstimate(None, str(error).partition(".")[0])
     return estimate if estimate.seconds else _by_rows(paper, name, s) or estimate
