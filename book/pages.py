@@ -194,7 +194,7 @@ def write_api(tree: Path) -> None:
     for page, modules in pages.items():
         lines = [f"# {_title(modules)}", ""]
         for module in modules:
-            lines += [f"## {module}", ""] * (len(modules) > 1 or "-" in page)
+            lines += [f"## {module}", ""] * (module != _title(modules))
             inside = [] if (ROOT / module.replace(".", "/")).is_dir() else ["   :members:"]
             lines += ["```{eval-rst}", f".. automodule:: {module}", *inside, "```", ""]
         _write(tree, page, lines)

@@ -135,7 +135,7 @@ class Card:
 
     @property
     def if_missing(self) -> str:
-        """What to do without the set: what to bring, in which form, from whom, and what else."""
+        """What to do without the set, with what to bring, its form, from whom, and what else."""
         if self.bring is None:
             return self.otherwise
         b = self.bring

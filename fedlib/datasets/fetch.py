@@ -41,7 +41,7 @@ PATIENCE, SLOWEST = 120.0, 20_000
 """A file may take PATIENCE seconds, and one more for each SLOWEST bytes that it may have."""
 
 SLACK = 1 << 20
-"""Bytes by which a file may be longer than its content: room for the frames of gzip and tar."""
+"""Bytes by which a file may be longer than its content, as room for the frames of gzip and tar."""
 
 _GZIP_MAGIC = b"\x1f\x8b"
 

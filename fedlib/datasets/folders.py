@@ -9,7 +9,7 @@ from fedlib.files import open_regular
 from fedlib.paths import expand
 
 LARGEST = 1 << 25
-"""Bytes that a file may have: more than any list, stay, view or play."""
+"""Bytes that a file may have, more than any list, stay, view or play."""
 
 
 def content(path: Path) -> bytes:

@@ -69,7 +69,7 @@ VARIABLES: dict[str, tuple[str, tuple[str, ...]]] = {
     "Weight": ("81.0", ()),
     "pH": ("7.4", ()),
 }  # fmt: skip
-"""The 17 variables: value when nothing was ever measured, and the categories if there are any."""
+"""The 17 variables, with the value of what was never measured, and categories if there are any."""
 
 
 # --- MIMIC-III, in-hospital mortality ------------------------------------------------------------

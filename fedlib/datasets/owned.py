@@ -43,7 +43,7 @@ class Owners:
 
     @property
     def train_parts(self) -> list[np.ndarray]:
-        """Training rows of each owner, in their order: a client for each."""
+        """Training rows of each owner, in their order, a client for each."""
         return _group(self.train, len(self.names))
 
     @property

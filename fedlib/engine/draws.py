@@ -26,10 +26,10 @@ from fedlib.engine.protocols import Algorithm, Drawing, K, S
 from fedlib.errors import FedlibError
 
 Array = TypeVar("Array", np.ndarray, Tensor)
-"""What draws consist of: arrays on the host, tensors once they are uploaded."""
+"""What draws consist of, arrays on the host, tensors once they are uploaded."""
 
 ON_HOST: dict[str, Any] = {"on_host": True}
-"""``field(metadata=ON_HOST)``: what a draw says for the host alone, and no device gets."""
+"""``field(metadata=ON_HOST)`` marks what a draw says for the host alone, and no device gets."""
 
 BLOCK_ROUNDS = 64  # at most in a block
 BLOCK_BYTES = 2**25  # a block ends when it holds as much

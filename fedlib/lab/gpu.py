@@ -36,8 +36,8 @@ TOLERANCE = {"float64": 1e-9, "float32": 1e-3}
 """How far a device may end from the CPU after some rounds, as a part of the way gone."""
 
 ROUGH = {"FedAvg, resnet18": 0.2}
-"""The same for float32 in a deep network: wherever a ReLU stands at zero rounding decides, and two
-CPUs, too, end some hundredths apart. Float64 shows whether the work is the same."""
+"""The same for float32 in a deep network, as wherever a ReLU stands at zero rounding decides, and
+two CPUs, too, end some hundredths apart. Float64 shows whether the work is the same."""
 
 COARSE = 0.05  # the same for float32 whose products round to TF32
 

@@ -48,6 +48,13 @@ def plain_signature(
     return re.sub(r"<[^<>]*>", "...", plain), returns
 
 
+def skip_fields(
+    app: Sphinx, what: str, name: str, obj: object, skip: bool, options: dict
+) -> bool | None:
+    """Leave out the fields of named tuples: Python says of each which number it has."""
+    return True if (getattr(obj, "__doc__", None) or "").startswith("Alias for field") else None
+
+
 def setup(app: Sphinx) -> dict:
     """Register the directives and the page handlers."""
     app.setup_extension("sphinx.ext.autodoc")  # whose signatures are made plain
@@ -58,6 +65,7 @@ def setup(app: Sphinx) -> dict:
     app.add_transform(AddTerms)
     app.connect("builder-inited", add_styles)
     app.connect("autodoc-process-signature", plain_signature)
+    app.connect("autodoc-skip-member", skip_fields)
     app.connect("build-finished", lighten, priority=950)  # after what brings the files
     app.connect("doctree-read", mark_told)
     app.connect("doctree-read", link_facts)

@@ -82,7 +82,10 @@ def link_names(app: Sphinx, doctree: nodes.document, page: str) -> None:
         if entry.docname != page or entry.node_id not in here:
             continue
         users = [
-            other for other in _pages(app) if module in map(_module, _names(app, other).values())
+            other
+            for other in _pages(app)
+            if module in map(_module, _names(app, other).values())
+            and not other.endswith("_summary")  # all have one title, and teach no module
         ]
         if users:
             line = nodes.paragraph("", "On the pages ", classes=["api-pages"])

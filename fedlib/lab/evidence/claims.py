@@ -35,7 +35,7 @@ FEWEST = 5  # seeds; from fewer there is no word on a sign or on sameness
 LEVEL = 0.95  # of an interval, together over the essential checks of a claim, or its controls
 
 DIFFERENCES = ("advantage", "during", "with_fewer_rounds", "saved")
-"""Measures whose values are differences: a bound on one side of them is a threshold."""
+"""Measures whose values are differences, so that a bound on one side is a threshold."""
 
 
 _With = TypedDict("_With", {"with": dict[str, Any]})

@@ -44,9 +44,9 @@ BORDER = frozenset(
         "fedlib.papers.vertical.data:_UNPACK",
     )
 )
-"""Modules and definitions at which the walk ends: messages, places, counting, the handing of work
-to cores, its replaying and its timing in small (tests hold that they change no bit), and what
-finds, unpacks and verifies the bytes of a file, which a record's data hashes cover."""
+"""Modules and definitions at which the walk ends, such as messages, places, counting, the handing
+of work to cores, its replaying and its timing in small (tests hold that they change no bit),
+and what finds, unpacks and verifies the bytes of a file, which a record's data hashes cover."""
 
 TELLING = frozenset(("print", "warnings.warn", "typer.echo"))
 """Functions of others, by full name, that tell something and change nothing."""

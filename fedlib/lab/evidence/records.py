@@ -110,7 +110,7 @@ class Record:
 
     @property
     def state(self) -> Freshness:
-        """Whether the present code would give these rows: fresh, checked or stale, and why."""
+        """Whether the present code would give these rows, as fresh, checked or stale, and why."""
         return self.compared()
 
     def compared(self, again: bool = False) -> Freshness:

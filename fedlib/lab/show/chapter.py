@@ -191,10 +191,10 @@ class Chapter:
             return None
 
     def table(self, name: str, make: Callable[[pd.DataFrame], pd.DataFrame]) -> None:
-        """Print the table that ``make`` returns for a record's rows, or that it is missing."""
+        """Print a record's name and the table that ``make`` returns for its rows."""
         frame = self.frame(name)
         if frame is not None:
-            print(make(frame).to_string())
+            print(f"{name}:", make(frame).to_string(), sep="\n")
 
     def verdict(self, *ids: str) -> Any:
         """Print what was found of some claims and return their checks as a table.

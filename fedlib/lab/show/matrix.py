@@ -197,6 +197,7 @@ def enter(
     names: Sequence[str] | None = None,
     seeds: int | None = None,
     say: Callable[[str], None] = print,
+    progress: bool = True,
 ) -> pd.DataFrame:
     """Tune and run a method of one's own in every situation, and compare it with the book's.
 
@@ -219,6 +220,8 @@ def enter(
         How many, default is the profile's.
     say
         Is given a line for each cell.
+    progress
+        Show progress bars.
 
     Returns
     -------
@@ -242,7 +245,10 @@ def enter(
         for experiment, more in ((TUNING + name, {}), (name, {"lr": "tuned"})):
             changes = {"runs": [run | more for run in runs]}
             if not _there(experiment, profile, seeds, home, changes):
-                experiments.run(PAPER, experiment, profile, seeds=seeds, out=home, changes=changes)
+                experiments.run(
+                    PAPER, experiment, profile, seeds=seeds, out=home, changes=changes,
+                    progress=progress,
+                )  # fmt: skip
         own = ends(lambda n: records.load(PAPER, n, profile, home), [name])
         book = ends(lambda n: records.load(PAPER, n, profile), [name])
         tables += [both := pd.concat([book, own], ignore_index=True)]

@@ -68,7 +68,7 @@ class Style:
 
     @property
     def line(self) -> dict[str, object]:
-        """Keywords for ``Axes.plot`` without the label: ``ax.plot(x, y, **style(name).line)``."""
+        """Keywords for ``Axes.plot`` without the label, as ``plot(x, y, **style(name).line)``."""
         return {"color": self.color, "marker": self.marker, "linestyle": self.linestyle}
 
 

@@ -120,7 +120,7 @@ class Conditions:
 
     @property
     def basic(self) -> tuple[Participation, tuple[float, ...], int, int]:
-        """What most methods begin with: participation, step size, local steps, minibatch size."""
+        """What most methods begin with, from participation and step size to the minibatch size."""
         return self.participation, self.lr, self.local_steps, self.batch_size
 
 

@@ -56,7 +56,7 @@ def mpi(
 ) -> None:
     """Run VFB² with a process for each party, over MPI; seconds are those of this machine.
 
-    With --work or --message the simulator's seconds are printed as well.
+    With ``--work`` or ``--message`` the simulator's seconds are printed as well.
     """
     import numpy as np
 

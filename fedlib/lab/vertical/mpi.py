@@ -43,7 +43,7 @@ INSTALL = (
     "simulator, fedlib.papers.vertical.simulate_parties, needs neither."
 )
 START = 300.0
-"""Seconds that processes may take to start: each imports NumPy, SciPy and MPI."""
+"""Seconds that processes may take to start, as each imports NumPy, SciPy and MPI."""
 
 _KINDS = ("ask", "score", "mask", "backward", "pass", "barrier", "pot")
 _TABLE = 1 << 31  # bytes that SAGA's tables may take in all

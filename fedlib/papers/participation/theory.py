@@ -190,15 +190,15 @@ def lemma_c2_bound(
 ) -> float:
     """Return the bound on ``E||ybar_{t,i} - x_{t0}||^2`` inside an interval (Lemma C.2).
 
+    The other parameters and the error are those of ``lemma_c1_bound``. The paper's noise term has
+    ``1 - sum_n (q_t^n)^2`` where this has ``1 - rho2``: smaller, and the same in every round.
+
     Parameters
     ----------
     gradient2
         ``E||grad f(x_{t0})||^2`` at the start of the interval.
     rho2
         An upper bound on ``sum_n (q_s^n)^2`` over the rounds ``s`` of the interval.
-
-    The other parameters and the error are those of ``lemma_c1_bound``. The paper's noise term has
-    ``1 - sum_n (q_t^n)^2`` where this has ``1 - rho2``: smaller, and the same in every round.
     """
     _small_step(L, lr, local_steps, interval)
     scale = (lr * local_steps) ** 2

@@ -79,17 +79,17 @@ class Constants:
 
     @property
     def kappa_phi(self) -> float:
-        """``κ_Φ = √N G/μ``: how far the optimum moves with the weights at most (Lemma 1)."""
+        """``κ_Φ = √N G/μ``, how far the optimum moves with the weights at most (Lemma 1)."""
         return math.sqrt(self.N) * self.G / self.mu
 
     @property
     def kappa_g(self) -> float:
-        """``κ_g = n_max/(2λ)``: how far the weights move with the discrepancies at most."""
+        """``κ_g = n_max/(2λ)``, how far the weights move with the discrepancies at most."""
         return self.n_max / (2 * self.lam)
 
     @property
     def contraction(self) -> float:
-        """``1 − n_min/n_max``: what a projected gradient step leaves of the weights' error.
+        """``1 − n_min/n_max``, what a projected gradient step leaves of the weights' error.
 
         The step is ``1/L_g`` with ``L_g = 2λ/n_min``, and ``μ_g = 2λ/n_max``: λ cancels. The paper
         has ``1 − 1/κ_g`` here.

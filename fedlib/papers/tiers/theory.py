@@ -122,6 +122,8 @@ def theorem_1_independent(
 
     The term ``noise`` then has ``sigma_j^2 / K_j``; the drift keeps ``sigma_j^2 + kappa_j^2``.
 
+    The other parameters and the error are those of ``theorem_1``.
+
     Parameters
     ----------
     sigma2, clients
@@ -131,8 +133,6 @@ def theorem_1_independent(
         ``kappa_j^2 >= mean_k ||grad_j F_kj - grad_j L||^2``, ``[N]`` or the sum, for clients whose
         gradients are unbiased only on average; ``sigma2`` then holds the variances around the
         clients' own gradients. Zero for clients with the same distribution.
-
-    The other parameters and the error are those of ``theorem_1``.
     """
     noise = as_array(sigma2)
     anchor, drift = (noise / as_array(clients)).sum(), noise.sum() + as_array(kappa2).sum()

@@ -91,7 +91,7 @@ class Delays:
 
     @property
     def tau(self) -> float:
-        """``τ = max(τ₁², τ₂², η²)``: the paper's one number for all delays, a square."""
+        """``τ = max(τ₁², τ₂², η²)``, the paper's one number for all delays, a square."""
         return max(self.read, self.sent, self.window) ** 2
 
     @classmethod
