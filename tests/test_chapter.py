@@ -121,7 +121,7 @@ def test_a_table_is_printed_from_the_rows(capsys):
     page = Chapter(PAPER)
     page.table("figB1", lambda frame: frame.head(2)[["run"]])
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 3 and lines[0].strip() == "run"
+    assert lines[0] == "figB1:" and lines[1].strip() == "run" and len(lines) == 4
 
 
 def test_verdicts_and_claims(capsys, verdicts):
