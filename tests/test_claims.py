@@ -392,6 +392,17 @@ def test_reproduced_takes_the_paper_s_scale_and_the_paper_s_data(tmp_path):
     assert not claims.is_reproduced(short)
 
 
+def test_what_no_profile_has_of_the_paper_s_scale_is_said_of_every_record():
+    (row,) = claims.judge("vertical", ids=["VFB2-C10"])
+    (line,) = (line for line in row["scale"] if "17,996" in line)
+    assert not claims.is_own_scale(row) and not row["own"]
+    assert "training rows" in scale.sentence(row["scale"], row["data"]) and "4,000" in line
+    claim = {c["id"]: c for c in claims.claims_of("vertical")}["VFB2-C10"]
+    held = claims.read_from("vertical", row["record"])
+    bare = claims.measured_at({k: v for k, v in claim.items() if k != "differs"}, held)
+    assert row["scale"] == [line, *bare["scale"]]
+
+
 def test_a_setting_of_one_run_is_part_of_the_scale():
     settings = catalogue.settings(PAPER, "fig1", "paper")
     runs = [dict(run) for run in settings["runs"]]

@@ -63,6 +63,7 @@ class Claim(Page):
     kind: Literal["measured", "proved", "arithmetic"]
     statement: str
     data: NotRequired[list[str]]  # the paper's own sets; "generated"; see scale.data
+    differs: NotRequired[list[str]]  # from the paper's scale at every profile: "what: ours, theirs"
     paper_reports: NotRequired[str]
     smallest: NotRequired[dict[str, int | float]]  # differences that matter, by metric; time
     because: NotRequired[str]
@@ -519,7 +520,7 @@ def measured_at(claim: Claim, stored: list[Record]) -> dict[str, Any]:
     if claim["kind"] == PROVED or not stored:
         return {"scale": [], "data": "", "sets": {}}
     each = {r.manifest["experiment"]: scale.differences_in_scale(r) for r in stored}
-    lines = []
+    lines = list(claim.get("differs", []))
     for line in dict.fromkeys(line for differ in each.values() for line in differ):
         where = [experiment for experiment, differ in each.items() if line in differ]
         lines.append(line if len(where) == len(each) else f"{line} ({', '.join(where)})")

@@ -53,7 +53,8 @@ def what_it_takes(row: Mapping[str, Any]) -> str:
         time = "how long it takes could not be timed"
     sets = sorted({s for name in names if (s := _set(paper, name))})
     data = ", ".join(s if s in _claim(row)["data"] else f"{s} (a substitute)" for s in sets)
-    line = f"To try it as the paper did: {', '.join(names)} at the profile {PAPER}; {time}"
+    nearer = "To come nearer to it" if "differs" in _claim(row) else "To try it as the paper did"
+    line = f"{nearer}: {', '.join(names)} at the profile {PAPER}; {time}"
     line += f"; data: {data}" * bool(data)
     more = ", and so on." if len(names) > 1 else "."
     queued = {(entry["paper"], entry["experiment"], entry["profile"])
