@@ -363,7 +363,7 @@ def at_own_scale(paper: str) -> str:
     rows = [row for row in judged(paper) if row["kind"] == "measured"]
     at_scale = [f"{{ref}}`{row['id']}`" for row in rows if claims.is_own_scale(row)]
     tried = f"Tried at the paper's own scale: {', '.join(at_scale)}."
-    none = "No claim was tried at the paper's own scale yet."
+    none = "No claim about runs was tried at the paper's own scale yet."
     rest = (
         " The others want the profile `paper`, mostly on a GPU; `make gpu` makes the records that "
         "are wanted most, seed by seed."
@@ -496,7 +496,7 @@ def _pages(about: dict[str, str]) -> list[Path]:
 
 def figure_one() -> Iterator[str]:
     """Write how long the first figure of the first paper took, and what its claim wants beside."""
-    from fedlib.lab.evidence import catalogue, claims, duration, records
+    from fedlib.lab.evidence import catalogue, claims, duration, records, wanted
 
     paper, first = "participation", "fig1"
     (claim,) = (c for c in claims.claims_of(paper) if c["id"] == "GFA-C1")
@@ -510,12 +510,14 @@ def figure_one() -> Iterator[str]:
         f"*How long?* At the profile `quick` the record `{first}` took {took[0]}, for "
         f"{len(m['seeds'])} seeds on {m['device']}. Its rates come from the paper. "
         f"{{ref}}`{claim['id']}` is judged with the best rate of each method, and that is not in "
-        f"this time: `{rates}` took {took[1]} more, and `{best}`, after it, {took[2]}."
+        f"this time: `{rates}` took {took[1]} more, and `{best}`, after it, {took[2]}; "
+        "the command is the same with these names."
     )
     if larger := [name for name in every if duration.took(paper, name, "paper") is None]:
         yield (
-            f"At the paper's scale there is no record of `{'`, `'.join(larger)}` yet, so no time, "
-            "from a GPU either; a run says beforehand how long it will take on your machine."
+            f"At the paper's scale there is no record of `{'`, `'.join(larger)}` yet, and no time "
+            f"from a GPU; one core would take {wanted.hours_in_words(paper, larger)}, by rounds "
+            "timed on a processor. A run says beforehand how long it will take on your machine."
         )
 
 

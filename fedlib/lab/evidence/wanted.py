@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from fedlib import files, paths
@@ -43,14 +43,8 @@ def what_it_takes(row: Mapping[str, Any]) -> str:
     paper, names = row["paper"], [*wanted(row)]
     if not names:
         return ""
-    known = [_hours().get(f"{paper}/{name}") for name in names]
-    seconds = sum(entry["seconds"] or 0.0 for entry in known if entry)
-    unknown = [n for n, entry in zip(names, known, strict=True) if not (entry and entry["seconds"])]
-    least = bool(unknown) or any(entry["least"] for entry in known if entry)
-    time = f"about {duration.time_in_words(seconds)} of one core" if seconds else ""
-    time += " or more" * (least and bool(time))
-    if not time:
-        time = "how long it takes could not be timed"
+    time = hours_in_words(paper, names)
+    time = f"{time} of one core" if time else "how long it takes could not be timed"
     sets = sorted({s for name in names if (s := _set(paper, name))})
     data = ", ".join(s if s in _claim(row)["data"] else f"{s} (a substitute)" for s in sets)
     nearer = "To come nearer to it" if "differs" in _claim(row) else "To try it as the paper did"
@@ -62,6 +56,15 @@ def what_it_takes(row: Mapping[str, Any]) -> str:
     if all((paper, name, PAPER) in queued for name in names):
         return f"{line}. `fedlib records --work` goes on with it."
     return f"{line}. `{catalogue.command(paper, names[0], profile=PAPER)}`" + more
+
+
+def hours_in_words(paper: str, names: Collection[str]) -> str:
+    """Say how long experiments take at the paper's setting on one core; "" where nobody knows."""
+    known = [_hours().get(f"{paper}/{name}") or {"seconds": None, "least": True} for name in names]
+    if not (seconds := sum(entry["seconds"] or 0.0 for entry in known)):
+        return ""
+    least = any(entry["least"] or not entry["seconds"] for entry in known)
+    return f"about {duration.time_in_words(seconds)}" + " or more" * least
 
 
 def wanted(row: Mapping[str, Any]) -> Iterator[str]:
