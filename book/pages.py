@@ -287,7 +287,8 @@ def _fields(row: findings.Finding) -> str:
     """Return an answer's three fields in a line, which begins with its claim."""
     kind = row.finding.replace(",", "").replace(" ", "-")
     pill = f"[{row.finding}]{{.verdict .verdict-{kind}}}"
-    more = f" All checks of the claim together: {_small(row.whole)}" * bool(row.whole)
+    told = f" That is so for this answer; the whole claim is {_small(row.whole)}"
+    more = told * bool(row.whole)
     where = f"{{ref}}`Scale <scale-words>`: {row.scale}. Data: {row.data}."
     return f"{{ref}}`{row.claim}`: {pill} {where}{more}"
 
@@ -458,7 +459,7 @@ def _seen(row: dict, answer: findings.Finding | None) -> str:
 
     setting = scale.sentence(row["scale"], row["data"])
     if answer:
-        more = f" All checks of the claim together: {_small(answer.whole)}"
+        more = f" That is so for this answer; the whole claim is {_small(answer.whole)}"
         return f"*{answer.question}* {answer.answer} {answer.setting}{more * bool(answer.whole)}"
     counted = [check for check in row["checks"] if check["essential"]] or row["checks"]
     if len(counted) == 1:

@@ -182,7 +182,7 @@ def test_an_answer_says_where_its_claim_was_measured_otherwise(paper, monkeypatc
     whole = "Not at the paper's scale (clients), on a substitute."
     assert (findings.brief("made").setting, findings.brief("made").whole) == (said, whole)
     told = Chapter("made").opening()._repr_markdown_()
-    assert told.endswith(f"* *All checks of the claim together:* {whole}")
+    assert told.endswith(f"* *The whole claim, with its other checks:* {whole}")
     monkeypatch.setattr(findings, "_fields", lambda *asked: smaller)
     assert findings.brief("made").whole == ""
 

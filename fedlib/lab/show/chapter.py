@@ -235,7 +235,7 @@ class Chapter:
                  f"* *Finding:* {row.finding} ({row.claim})", f"* *Scale:* {row.scale}",
                  f"* *Data:* {row.data}"]  # fmt: skip
         if row.whole:
-            lines.append(f"* *All checks of the claim together:* {row.whole}")
+            lines.append(f"* *The whole claim, with its other checks:* {row.whole}")
         return Markdown("\n".join([lines[0], "", *lines[1:]]))
 
     def findings(self) -> Markdown:
