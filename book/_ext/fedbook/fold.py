@@ -13,7 +13,7 @@ FOLDED = {
     "02_participation/3_reproduce": ENDS,
     "03_hierarchy/1_derive": "two-other-merges exercises",
     "03_hierarchy/2_build": "many-runs-in-one-batch details-that-matter exercises",
-    "03_hierarchy/3_reproduce": "the-clocks a-rate-for-each-sync-time "
+    "03_hierarchy/3_reproduce": "the-clocks a-rate-for-each-sync-time other-merges "
     "figure-8-four-groups-of-writers figure-9-how-many-groups "
     "figure-10-who-belongs-to-the-slow-group "
     "figure-11-equal-groups-and-waiting figure-12-a-server-farther-and-farther-away "
