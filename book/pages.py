@@ -287,10 +287,15 @@ def _fields(row: findings.Finding) -> str:
     """Return an answer's three fields in a line, which begins with its claim."""
     kind = row.finding.replace(",", "").replace(" ", "-")
     pill = f"[{row.finding}]{{.verdict .verdict-{kind}}}"
-    told = f" That is so for this answer; the whole claim is {_small(row.whole)}"
-    more = told * bool(row.whole)
+    more = _whole(row)
     where = f"{{ref}}`Scale <scale-words>`: {row.scale}. Data: {row.data}."
     return f"{{ref}}`{row.claim}`: {pill} {where}{more}"
+
+
+def _whole(row: findings.Finding) -> str:
+    """Return a sentence on the scale and data of a claim that has more than an answer's check."""
+    told = f" That is so for this answer; the whole claim is {_small(row.whole)}"
+    return told * bool(row.whole)
 
 
 def _linked(text: str) -> str:
@@ -459,8 +464,7 @@ def _seen(row: dict, answer: findings.Finding | None) -> str:
 
     setting = scale.sentence(row["scale"], row["data"])
     if answer:
-        more = f" That is so for this answer; the whole claim is {_small(answer.whole)}"
-        return f"*{answer.question}* {answer.answer} {answer.setting}{more * bool(answer.whole)}"
+        return f"*{answer.question}* {answer.answer} {answer.setting}{_whole(answer)}"
     counted = [check for check in row["checks"] if check["essential"]] or row["checks"]
     if len(counted) == 1:
         ours = f"{counted[0]['quantity']}: {counted[0]['measured']}."

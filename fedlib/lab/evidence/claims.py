@@ -503,11 +503,11 @@ def own_part(
         are none, or all.
     """
     essential = [check for check in results if check.essential and check.profile]
-    part = [
-        check
-        for check in essential
-        if is_own(measured_at(claim, read_from(paper, check.record, out)))
-    ]
+    own = {
+        name: is_own(measured_at(claim, read_from(paper, name, out)))
+        for name in {check.record for check in essential}
+    }
+    part = [check for check in essential if own[check.record]]
     if len(part) in (0, len(essential)):
         return {}
     finding, readings = find(claim, part)
