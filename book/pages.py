@@ -511,19 +511,20 @@ def figure_one() -> Iterator[str]:
     every = (first, rates, best)
     took = [duration.took_in_words(paper, name, "quick") for name in every]
     m = records.load(paper, first, "quick").manifest
+    if larger := [name for name in every if duration.took(paper, name, "paper") is None]:
+        hours = wanted.hours_in_words(paper, larger)
+        yield (
+            "*How long?* On a GPU: not measured yet. At the paper's scale one core would take "
+            f"{hours}, by rounds timed on a processor, for `{'`, `'.join(larger)}` together. A run "
+            "says beforehand how long it will take on your machine."
+        )
     yield (
-        f"*How long?* At the profile `quick` the record `{first}` took {took[0]}, for "
+        f"*Smaller*: at the profile `quick` the record `{first}` took {took[0]}, for "
         f"{len(m['seeds'])} seeds on {m['device']}. Its rates come from the paper. "
         f"{{ref}}`{claim['id']}` is judged with the best rate of each method, and that is not in "
         f"this time: `{rates}` took {took[1]} more, and `{best}`, after it, {took[2]}; "
         "the command is the same with these names."
     )
-    if larger := [name for name in every if duration.took(paper, name, "paper") is None]:
-        yield (
-            f"At the paper's scale there is no record of `{'`, `'.join(larger)}` yet, and no time "
-            f"from a GPU; one core would take {wanted.hours_in_words(paper, larger)}, by rounds "
-            "timed on a processor. A run says beforehand how long it will take on your machine."
-        )
 
 
 def guides() -> Iterator[str]:
