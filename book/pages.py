@@ -2,7 +2,8 @@
 
 A page asks for it with a comment, ``<!-- generated: NAME -->``, where NAME is a function of
 :data:`WRITERS`. So a new module appears in the API, and a new paper on the front page, on the
-scoreboard and among the errata, without an edit of any page.
+scoreboard and among the errata, without an edit of any page. What a check found, in a few words,
+stands where ``<!-- found: PAPER CLAIM, WHAT IT COMPARES -->`` does.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def fill(tree: Path) -> None:
     for page in (tree / "book").rglob("*.md"):
         text = page.read_text("utf-8")
         full = re.sub(r"<!-- generated: (\S+) -->", lambda comment: _written(comment[1]), text)
-        page.write_text(full, "utf-8")
+        page.write_text(re.sub(r"<!-- found: (\S+) (\S+), (.+?) -->", _found, full), "utf-8")
     write_api(tree)
     write_facts(tree)
     with (tree / "book" / "references.bib").open("a", encoding="utf-8") as bibliography:
@@ -53,6 +54,12 @@ def _written(name: str) -> str:
     if name not in WRITERS:
         raise unknown("generated text", name, WRITERS)
     return "\n".join(WRITERS[name]())
+
+
+def _found(comment: re.Match[str]) -> str:
+    from fedlib.lab.evidence import findings
+
+    return f"{findings.in_short(*comment.groups())} ({{ref}}`{comment[2]}`)"
 
 
 def toc_pages(toc: Path = ROOT / "_toc.yml") -> list[str]:

@@ -79,6 +79,12 @@ def test_the_answer_is_that_of_the_outcome_beside_what_the_paper_says(paper, out
     told = Chapter("made").findings()._repr_markdown_()
     assert f"* **Which?** {row.answer}" in told
     assert "*The paper reports:* One, by far. (A-C1)" in told
+    size = "by 3 points of 80"
+    short = {"holds": f"yes, ahead {size}", "smaller": f"a little, ahead {size}"}
+    short |= {"level": "no difference that matters", "reversed": f"no, behind {size}"}
+    assert findings.in_short("made", "A-C1", "one is better").startswith(short.get(outcome, "open"))
+    with pytest.raises(FedlibError, match="Unknown check of A-C1: 'two'. Valid: one is better, some"):
+        findings.in_short("made", "A-C1", "two")
 
 
 @pytest.mark.parametrize(
@@ -105,6 +111,8 @@ def test_an_answer_says_scale_and_data_where_something_was_measured(paper, kind,
     monkeypatch.setattr(catalogue, "settings", lambda *names: {"clients": 9})
     (row,) = findings.answers("made")
     assert row.setting == said
+    short = "yes, ahead by , in a smaller experiment, on another set"
+    assert not said or findings.in_short("made", "A-C1", "one is better") == short
 
 
 @pytest.mark.parametrize(

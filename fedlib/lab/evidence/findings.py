@@ -27,6 +27,15 @@ ANSWERS = {
 }
 """The outcomes that a check may have, by what it asks."""
 
+IN_SHORT = {
+    outcomes.HOLDS: "yes, ahead by {}",
+    outcomes.SMALLER: "a little, ahead by {}",
+    outcomes.LEVEL: "no difference that matters",
+    outcomes.REVERSED: "no, behind by {}",
+    outcomes.OPEN: "open",
+}
+"""Whether one is better than another, in a few words, by the outcome."""
+
 
 class Answers(Page):
     """A check, and an answer for each outcome that it may have.
@@ -168,6 +177,27 @@ def brief(paper: str, out: str | Path | None = None) -> Finding | None:
     """
     page = _page(paper)
     return _answered(paper, out, [page["brief"]])[0] if "brief" in page else None
+
+
+def in_short(paper: str, claim: str, what: str) -> str:
+    """Return in a few words what a check found that asks whether one is better, and where.
+
+    Parameters
+    ----------
+    paper, claim
+        Of the check.
+    what
+        What it compares, in its own words.
+    """
+    (row,) = claims.judge(paper, None, [claim])
+    entry = next(each for each in claims.claims_of(paper) if each["id"] == claim)
+    checks = {check["quantity"]: check for check in row["checks"]}
+    if what not in checks:
+        raise unknown(f"check of {claim}:", what, checks)
+    check, fields = checks[what], _fields(paper, entry, checks[what], None)
+    where = "in a smaller experiment" if fields["scale"] else "at the paper's scale"
+    data = "" if fields["data"] in scale.THEIRS else f", on {fields['data']}"
+    return f"{IN_SHORT[check['outcome']].format(check['size'])}, {where}{data}"
 
 
 def _page(paper: str) -> Entries:
