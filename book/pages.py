@@ -301,7 +301,7 @@ def _fields(row: findings.Finding) -> str:
 
 def _whole(row: findings.Finding) -> str:
     """Return a sentence on the scale and data of a claim that has more than an answer's check."""
-    told = f" That is so for this answer; the whole claim is {_small(row.whole)}"
+    told = f" The answer is so; the claim has more checks, and as a whole is {_small(row.whole)}"
     return told * bool(row.whole)
 
 
@@ -519,18 +519,18 @@ def figure_one() -> Iterator[str]:
     took = [duration.took_in_words(paper, name, "quick") for name in every]
     m = records.load(paper, first, "quick").manifest
     if larger := [name for name in every if duration.took(paper, name, "paper") is None]:
-        hours = wanted.hours_in_words(paper, larger)
+        hours = [wanted.hours_in_words(paper, names) for names in ([first], larger)]
         yield (
-            "*How long?* On a GPU: not measured yet. At the paper's scale one core would take "
-            f"{hours}, by rounds timed on a processor, for `{'`, `'.join(larger)}` together. A run "
-            "says beforehand how long it will take on your machine."
+            "*How long?* On a GPU: not measured yet. By rounds timed on a processor, one core "
+            f"would take {hours[0]} at the paper's scale, and {hours[1]} for all that its claim "
+            f"{{ref}}`{claim['id']}` wants, `{'`, `'.join(larger)}`. A run says beforehand how "
+            "long it will take on your machine."
         )
     yield (
         f"*Smaller*: at the profile `quick` the record `{first}` took {took[0]}, for "
-        f"{len(m['seeds'])} seeds on {m['device']}. Its rates come from the paper. "
-        f"{{ref}}`{claim['id']}` is judged with the best rate of each method, and that is not in "
-        f"this time: `{rates}` took {took[1]} more, and `{best}`, after it, {took[2]}; "
-        "the command is the same with these names."
+        f"{len(m['seeds'])} seeds on {m['device']}. The claim also wants `{rates}`, in which each "
+        f"method finds its best rate: {took[1]}; and after it `{best}`: {took[2]}. The command is "
+        "the same with these names."
     )
 
 
@@ -553,7 +553,7 @@ def brought() -> Iterator[str]:
 
     for name in sets.to_bring():
         card, found = cards.card(name), list(sets.uses(name))
-        yield from (f"## {card.title}", "", f"* *Files:* {card.bring.files}, in a folder `{name}`.")
+        yield from (f"(bring-{name})=", f"## {card.title}", "", f"* *Files:* {card.bring.files}, in a folder `{name}`.")
         yield from (f"* *Form:* {card.bring.form}.", f"* *Size:* {_size(card)}.")
         yield f"* *Who gives it out:* {card.bring.source}."
         yield from (f"* *Licence:* {card.licence}.", "")

@@ -195,7 +195,9 @@ def in_short(paper: str, claim: str, what: str) -> str:
     if what not in checks:
         raise unknown(f"check of {claim}:", what, checks)
     check, fields = checks[what], _fields(paper, entry, checks[what], None)
+    ours = [scale.OUR_EXPERIMENT]
     where = "in a smaller experiment" if fields["scale"] else "at the paper's scale"
+    where = f"in {scale.OUR_EXPERIMENT}" if fields["scale"] == ours else where
     data = "" if fields["data"] in scale.THEIRS else f", on {fields['data']}"
     return f"{IN_SHORT[check['outcome']].format(check['size'])}, {where}{data}"
 
