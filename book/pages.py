@@ -553,7 +553,8 @@ def brought() -> Iterator[str]:
 
     for name in sets.to_bring():
         card, found = cards.card(name), list(sets.uses(name))
-        yield from (f"(bring-{name})=", f"## {card.title}", "", f"* *Files:* {card.bring.files}, in a folder `{name}`.")
+        yield from (f"(bring-{name})=", f"## {card.title}", "")
+        yield f"* *Files:* {card.bring.files}, in a folder `{name}`."
         yield from (f"* *Form:* {card.bring.form}.", f"* *Size:* {_size(card)}.")
         yield f"* *Who gives it out:* {card.bring.source}."
         yield from (f"* *Licence:* {card.licence}.", "")
