@@ -26,7 +26,7 @@ NOT_MEASURED = {
     "02_participation cifar002": ["0.05"],
     "02_participation 6393ade9": ["20", "ten times"],
     "03_hierarchy hier-rep-labels": ["ten times", "three times"],
-    "03_hierarchy hier-rep-open-words": ["four times", "four times"],
+    "03_hierarchy hier-rep-open-words": ["three times", "four times", "four times"],
     "03_hierarchy hier-rep-short": ["four times"],
     "03_hierarchy hier-rep-sides-read": ["four times", "four times"],
     "HFL-C5 note": ["four times"],
