@@ -41,6 +41,8 @@ NOT_MEASURED = {
     "07_beyond beyond-07": ["four times"],
     "07_beyond matrix-lesson": ["ten times", "ten times"],
     "07_beyond matrix-situations": ["three times"],
+    "HFL-C2 note": ["three times"],
+    "03_hierarchy hier-rep-45-undecided": ["three times"],
     "HFL-C3 note": ["ten times", "three times"],
     "HFL-C6 note": ["four times"],
     "03_hierarchy hier-rep-37": ["four times"],
