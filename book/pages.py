@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from fedlib.lab.evidence import findings
 
 PARTS = ("derive", "build", "reproduce")
+FOUND = re.compile(r"<!-- found: (\S+) (\S+), (.+?) -->")
 
 
 def fill(tree: Path) -> None:
@@ -42,7 +43,7 @@ def fill(tree: Path) -> None:
     for page in (tree / "book").rglob("*.md"):
         text = page.read_text("utf-8")
         full = re.sub(r"<!-- generated: (\S+) -->", lambda comment: _written(comment[1]), text)
-        page.write_text(re.sub(r"<!-- found: (\S+) (\S+), (.+?) -->", _found, full), "utf-8")
+        page.write_text(FOUND.sub(_found, full), "utf-8")
     write_api(tree)
     write_facts(tree)
     with (tree / "book" / "references.bib").open("a", encoding="utf-8") as bibliography:
@@ -294,9 +295,8 @@ def _fields(row: findings.Finding) -> str:
     """Return an answer's three fields in a line, which begins with its claim."""
     kind = row.finding.replace(",", "").replace(" ", "-")
     pill = f"[{row.finding}]{{.verdict .verdict-{kind}}}"
-    more = _whole(row)
     where = f"{{ref}}`Scale <scale-words>`: {row.scale}. Data: {row.data}."
-    return f"{{ref}}`{row.claim}`: {pill} {where}{more}"
+    return f"{{ref}}`{row.claim}`: {pill} {where}{_whole(row)}"
 
 
 def _whole(row: findings.Finding) -> str:

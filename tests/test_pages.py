@@ -135,6 +135,18 @@ def test_every_guide_has_a_link_with_its_title():
     assert all(f"# {title}\n" in (home / name).read_text("utf-8") for title, name in links)
 
 
+def test_every_question_of_the_front_page_is_answered_by_a_check_that_exists():
+    text = (pages.ROOT / "book" / "index.md").read_text("utf-8")
+    answers = pages.FOUND.sub(pages._found, text)
+    assert "<!-- found" in text and "<!-- found" not in answers
+    for paper, claim, what in pages.FOUND.findall(text):
+        (check,) = (c for row in pages.judged(paper) if row["id"] == claim
+                    for c in row["checks"] if c["quantity"] == what)  # fmt: skip
+        ahead = (check["low"] > 0) - (check["high"] < 0)
+        words = {1: ("yes, ahead", "a little"), -1: ("no, behind",), 0: ("open", "no difference")}
+        assert findings.in_short(paper, claim, what).startswith(words[ahead])
+
+
 def test_the_time_of_figure_1_names_the_tuning_that_its_claim_wants():
     told = "\n".join(pages.figure_one())
     for name in ("fig1", "rates", "fig1-tuned"):

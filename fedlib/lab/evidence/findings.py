@@ -195,11 +195,11 @@ def in_short(paper: str, claim: str, what: str) -> str:
     if what not in checks:
         raise unknown(f"check of {claim}:", what, checks)
     check, fields = checks[what], _fields(paper, entry, checks[what], None)
-    ours = [scale.OUR_EXPERIMENT]
-    where = "in a smaller experiment" if fields["scale"] else "at the paper's scale"
-    where = f"in {scale.OUR_EXPERIMENT}" if fields["scale"] == ours else where
+    known = {(): "at the paper's scale", (scale.OUR_EXPERIMENT,): f"in {scale.OUR_EXPERIMENT}"}
+    where = known.get(tuple(fields["scale"]), "in a smaller experiment")
     data = "" if fields["data"] in scale.THEIRS else f", on {fields['data']}"
-    return f"{IN_SHORT[check['outcome']].format(check['size'])}, {where}{data}"
+    found = IN_SHORT.get(check["outcome"], check["outcome"]).format(check["size"])
+    return f"{found}, {where}{data}"
 
 
 def _page(paper: str) -> Entries:
