@@ -329,6 +329,19 @@ def test_a_party_that_dies_or_stops_ends_the_run_and_is_named(number, said):
     assert time.monotonic() - begun < 300
 
 
+def test_a_party_that_outlives_a_failed_launcher_is_ended(tmp_path):
+    """Else it may still write while its folder is deleted."""
+    code = f"while touch {tmp_path}/still; do :; done & echo $! >{tmp_path}/pid; exit 3"
+    launcher = subprocess.Popen(["sh", "-c", code], start_new_session=True)
+    assert launcher.wait() == 3
+    pids = {0: int((tmp_path / "pid").read_text())}
+    os.kill(pids[0], 0)
+    mpi._end(launcher, pids)
+    (tmp_path / "still").unlink(missing_ok=True)
+    time.sleep(0.1)
+    assert not (tmp_path / "still").exists()
+
+
 @needs_mpi
 @pytest.mark.slow
 def test_a_run_that_diverges_says_so_and_who_saw_it():

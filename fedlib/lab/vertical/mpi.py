@@ -340,8 +340,11 @@ def _started(
 
 
 def _end(running: subprocess.Popen, pids: dict[int, int]) -> None:
-    """End ``mpiexec`` and, if it does not manage to, the parties."""
-    if running.poll() is not None:
+    """End ``mpiexec`` and the parties that it leaves behind; return when they are gone.
+
+    A launcher that has failed by itself may return while a party still writes in its folder.
+    """
+    if running.poll() == 0:
         return
     running.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
@@ -352,6 +355,18 @@ def _end(running: subprocess.Popen, pids: dict[int, int]) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(running.pid, signal.SIGKILL)
     running.wait()
+    until = time.monotonic() + 2  # a machine may keep the numbers of those who have ended
+    while any(map(_lives, pids.values())) and time.monotonic() < until:
+        time.sleep(0.01)
+
+
+def _lives(pid: int) -> bool:
+    """Tell whether there is a process of ours with this number."""
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
 
 
 def _whose(folder: Path, q: int, pids: dict[int, int], ended: list[int], code: int) -> str:
