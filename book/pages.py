@@ -534,6 +534,19 @@ def figure_one() -> Iterator[str]:
     )
 
 
+def figure_one_short() -> Iterator[str]:
+    """Write how long the first figure of the first paper takes, small and at the paper's scale."""
+    from fedlib.lab.evidence import duration, records, wanted
+
+    paper, first = "participation", "fig1"
+    seeds = len(records.load(paper, first, "quick").manifest["seeds"])
+    text = f"{duration.took_in_words(paper, first, 'quick')} for {seeds} seeds on a processor"
+    if duration.took(paper, first, "paper") is None:
+        hours = wanted.hours_in_words(paper, [first])
+        text += f"; at the paper's scale {hours} of one core, on a GPU not measured yet"
+    yield text
+
+
 def guides() -> Iterator[str]:
     """Write a link to every guide, in the order of the table of contents."""
     links = []
@@ -620,7 +633,7 @@ def statements() -> Iterator[str]:
 WRITERS = {
     writer.__name__: writer
     for writer in (
-        *(api, brought, chapters, citation, commands, corrected, figure_one, guides),
-        *(papers, prefixes, standing, statements, learned),
+        *(api, brought, chapters, citation, commands, corrected, figure_one, figure_one_short),
+        *(guides, papers, prefixes, standing, statements, learned),
     )
 }

@@ -153,6 +153,8 @@ def test_the_time_of_figure_1_names_the_tuning_that_its_claim_wants():
         home = paths.paper_folder("participation") / "results" / f"{name}.quick.json"
         minutes = json.loads(home.read_text("utf-8"))["wall_seconds"] / 60
         assert re.search(rf"`{name}`[^`]* {minutes:.0f} min", told)
+        if name == "fig1":
+            assert "".join(pages.figure_one_short()).startswith(f"{minutes:.0f} min for 10 seeds")
 
 
 def test_what_a_set_to_bring_takes_in_memory_is_said_of_images():
