@@ -375,11 +375,14 @@ def at_own_scale(paper: str) -> str:
 
     rows = [row for row in judged(paper) if row["kind"] == "measured"]
     at_scale = [f"{{ref}}`{row['id']}`" for row in rows if claims.is_own_scale(row)]
-    tried = f"Tried at the paper's own scale: {', '.join(at_scale)}."
+    tried = (
+        "Of the claims about runs these were tried at the paper's own scale: "
+        f"{', '.join(at_scale)}."
+    )
     none = "No claim about runs was tried at the paper's own scale yet."
     rest = (
-        " The others want the profile `paper`, mostly on a GPU; `make gpu` makes the records that "
-        "are wanted most, seed by seed."
+        " The others about runs want the profile `paper`, mostly on a GPU; `make gpu` makes the "
+        "records that are wanted most, seed by seed."
     )
     return (tried if at_scale else none) + rest * (len(at_scale) < len(rows))
 
@@ -425,7 +428,7 @@ def standing() -> Iterator[str]:
         f"**{len(at_scale)} of the {len(measured)} were tried at their paper's own scale** "
         "({ref}`the list <only-own-scale>` has arithmetic, too), "
         f"{'all ' * (same == at_scale)}{len(same)} of these on the paper's own data (the same "
-        "bytes, another copy, or made as the paper says). "
+        "bytes, another copy, or made as the paper says; some need none). "
         f"Of {len(in_part)} more some of the checks were, and what these find by themselves stands "
         f"beside the claim ({parts}). "
         f"{len(reproduced)} are *reproduced*: confirmed, at that scale and on those data "
@@ -435,6 +438,25 @@ def standing() -> Iterator[str]:
         + (f"Some records come from a GPU: {', '.join(graphics)}." if graphics
            else "No number in this book comes from a GPU.")
     )  # fmt: skip
+
+
+def failed() -> Iterator[str]:
+    """Write which of the papers' claims are contradicted, and how many were tried at full scale."""
+    from fedlib.lab.evidence import claims
+
+    rows = [row for name in with_claims() for row in judged(name)]
+    whole, measured = (
+        [row for row in rows if row[field] == value]
+        for field, value in (("finding", "contradicted"), ("kind", "measured"))
+    )
+    part = sum(row["finding"] == "contradicted in part" for row in rows)
+    names = ", ".join(f"{{ref}}`{row['id']}`" for row in whole)
+    yield (
+        f"Of the papers' {len(rows)} claims {len(whole)} are contradicted ({names}), and {part} "
+        "{ref}`in part <only-contradicted-in-part>`. Of the "
+        f"{len(measured)} that are about runs {sum(map(claims.is_own_scale, measured))} were "
+        "tried {ref}`at the papers' own scale <own-scale>`."
+    )
 
 
 def prefixes() -> Iterator[str]:
@@ -541,6 +563,7 @@ def figure_one_short() -> Iterator[str]:
     paper, first = "participation", "fig1"
     seeds = len(records.load(paper, first, "quick").manifest["seeds"])
     text = f"{duration.took_in_words(paper, first, 'quick')} for {seeds} seeds on a processor"
+    text += ", without tuning"
     if duration.took(paper, first, "paper") is None:
         hours = wanted.hours_in_words(paper, [first])
         text += f"; at the paper's scale {hours} of one core, on a GPU not measured yet"
@@ -571,7 +594,7 @@ def brought() -> Iterator[str]:
         yield from (f"* *Form:* {card.bring.form}.", f"* *Size:* {_size(card)}.")
         yield f"* *Who gives it out:* {card.bring.source}."
         yield from (f"* *Licence:* {card.licence}.", "")
-        yield from ("| Experiment | runs now on | Claims |", "|---|---|---|")
+        yield from ("| Experiment | runs on | Claims |", "|---|---|---|")
         for use in found:
             ids = ", ".join(f"{{ref}}`{claim}`" for claim in use.claims) or "none"
             now = f"`{use.instead}`" if use.changes else "the set itself"
@@ -633,7 +656,7 @@ def statements() -> Iterator[str]:
 WRITERS = {
     writer.__name__: writer
     for writer in (
-        *(api, brought, chapters, citation, commands, corrected, figure_one, figure_one_short),
-        *(guides, papers, prefixes, standing, statements, learned),
+        *(api, brought, chapters, citation, commands, corrected, failed, figure_one),
+        *(figure_one_short, guides, papers, prefixes, standing, statements, learned),
     )
 }

@@ -88,6 +88,13 @@ def test_the_answer_is_that_of_the_outcome_beside_what_the_paper_says(paper, out
         findings.in_short("made", "A-C1", "two")
 
 
+def test_who_is_as_good_is_not_said_to_be_ahead(paper, monkeypatch):
+    (paper / "claims.toml").write_text(CLAIM.replace('"better"', '"within"\nbounds = [-1, inf]'))
+    made = claims.Check("one is better", "at least -1", "0.3 ± 0.1", "holds", size="3 points")
+    monkeypatch.setattr(claims, "checks", lambda *asked: [made])
+    assert findings.in_short("made", "A-C1", "one is better").startswith("yes, at")
+
+
 @pytest.mark.parametrize(
     ("kind", "said"),
     [

@@ -32,9 +32,10 @@ IN_SHORT = {
     outcomes.SMALLER: "a little, ahead by {}",
     outcomes.LEVEL: "no difference that matters",
     outcomes.REVERSED: "no, behind by {}",
+    outcomes.OUTSIDE: "no",
     outcomes.OPEN: "open",
 }
-"""Whether one is better than another, in a few words, by the outcome."""
+"""Whether one is better than another, or as good, in a few words, by the outcome."""
 
 
 class Answers(Page):
@@ -180,7 +181,7 @@ def brief(paper: str, out: str | Path | None = None) -> Finding | None:
 
 
 def in_short(paper: str, claim: str, what: str) -> str:
-    """Return in a few words what a check found that asks whether one is better, and where.
+    """Return in a few words what a check found that asks whether one is better or as good.
 
     Parameters
     ----------
@@ -194,11 +195,14 @@ def in_short(paper: str, claim: str, what: str) -> str:
     checks = {check["quantity"]: check for check in row["checks"]}
     if what not in checks:
         raise unknown(f"check of {claim}:", what, checks)
+    asked = next(check for check in entry["check"] if check["what"] == what)
     check, fields = checks[what], _fields(paper, entry, checks[what], None)
     known = {(): "at the paper's scale", (scale.OUR_EXPERIMENT,): f"in {scale.OUR_EXPERIMENT}"}
     where = known.get(tuple(fields["scale"]), "in a smaller experiment")
     data = "" if fields["data"] in scale.THEIRS else f", on {fields['data']}"
     found = IN_SHORT.get(check["outcome"], check["outcome"]).format(check["size"])
+    if check["outcome"] == outcomes.HOLDS and asked["asks"] != "better":
+        found = "yes"  # as good: which of the two is ahead is not asked
     return f"{found}, {where}{data}"
 
 
