@@ -426,7 +426,7 @@ def standing() -> Iterator[str]:
         f"There are {len(rows)} claims of the five papers, our own controls of some among them. "
         f"{len(measured)} are about runs; the others are proved, or arithmetic. "
         f"**{len(at_scale)} of the {len(measured)} were tried at their paper's own scale** "
-        "({ref}`the list <only-own-scale>` has arithmetic, too), "
+        "({ref}`the list <only-own-scale>` has claims without a run, too), "
         f"{'all ' * (same == at_scale)}{len(same)} of these on the paper's own data (the same "
         "bytes, another copy, or made as the paper says; some need none). "
         f"Of {len(in_part)} more some of the checks were, and what these find by themselves stands "

@@ -114,7 +114,7 @@ class ClaimsFilter(Facts):
                 mark = nodes.make_id(f"{field} {value}")
                 short = value if field in ("finding", "scale") else mark
                 place = self.noted(nodes.make_id(f"only {short}"))
-                more = f", {exact[value]} of them arithmetic" * (value == "own scale")
+                more = f", {exact[value]} of them without a run" * (value == "own scale")
                 words = f"{value} ({count[value]}{more})"
                 options += f'<option id="{place}" value="{mark}">{words}</option>'
             choices.append(f"<label>{field} <select>{options}</select></label>")
