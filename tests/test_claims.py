@@ -414,6 +414,12 @@ def test_a_setting_of_one_run_is_part_of_the_scale():
     assert line.startswith("rounds: 5, the paper's: ")
 
 
+def test_numbers_of_clients_are_compared_where_runs_take_one_of_them():
+    five, nine = (scale.differences_in_scale(records.load("tiers", n)) for n in ("fig5", "fig9"))
+    assert not [line for line in five if "clients" in line], "ten and twenty, as in the paper"
+    assert [line for line in nine if "clients" in line] == ["clients: 10, the paper's: 50"]
+
+
 def test_a_claim_of_several_records_says_which_of_them_differ(tmp_path):
     (row,) = claims.judge("tiers", None, ["TDCD-C8"])
     each = {name: scale.differences_in_scale(records.load("tiers", name))

@@ -64,7 +64,8 @@ def differences_in_scale(record: Record) -> list[str]:
     one, other = ({run["run"]: run for run in s.get("runs", [])} for s in (m["settings"], theirs))
     for name in one:  # of several runs that differ in one thing the first speaks
         lines = _different(one[name], other.get(name, one[name])) | lines
-    return [lines[key] for key in sorted(lines)]
+    crowds = any("crowd" in run for run in one.values())  # numbers of clients, from the list
+    return [lines[key] for key in sorted(lines) if key != ("clients" if crowds else "clients_grid")]
 
 
 def _different(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, str]:
