@@ -380,10 +380,7 @@ def at_own_scale(paper: str) -> str:
         f"{', '.join(at_scale)}."
     )
     none = "No claim about runs was tried at the paper's own scale yet."
-    rest = (
-        " The others about runs want the profile `paper`, mostly on a GPU; `make gpu` makes the "
-        "records that are wanted most, seed by seed."
-    )
+    rest = " What each of the others would take, in hours and in data, stands with it."
     return (tried if at_scale else none) + rest * (len(at_scale) < len(rows))
 
 
