@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from fedlib.lab.evidence import findings
 
 PARTS = ("derive", "build", "reproduce")
+LOCAL_STEPS = {"TDCD-C1": "on images", "TDCD-C4": "on sequences", "TDCD-C6": "on views"}
 FOUND = re.compile(r"<!-- found: (\S+) (\S+), (.+?) -->")
 
 
@@ -301,7 +302,7 @@ def _fields(row: findings.Finding) -> str:
 
 def _whole(row: findings.Finding) -> str:
     """Return a sentence on the scale and data of a claim that has more than an answer's check."""
-    told = f" The answer is so; the claim has more checks, and as a whole is {_small(row.whole)}"
+    told = f" This is said of the answer; other checks of the claim are {_small(row.whole)}"
     return told * bool(row.whole)
 
 
@@ -448,12 +449,26 @@ def failed() -> Iterator[str]:
     )
     part = sum(row["finding"] == "contradicted in part" for row in rows)
     names = ", ".join(f"{{ref}}`{row['id']}`" for row in whole)
+    there = sum(map(claims.is_own_scale, whole))
     yield (
-        f"Of the papers' {len(rows)} claims {len(whole)} are contradicted ({names}), and {part} "
+        f"Of the papers' {len(rows)} claims {len(whole)} are contradicted ({names}), {there} of "
+        f"them at the paper's own scale, and {part} "
         "{ref}`in part <only-contradicted-in-part>`. Of the "
         f"{len(measured)} that are about runs {sum(map(claims.is_own_scale, measured))} were "
         "tried {ref}`at the papers' own scale <own-scale>`."
     )
+
+
+def local_steps() -> Iterator[str]:
+    """Write which number of local steps came first in the tiers, each at the paper's targets."""
+    told = []
+    for row in (row for row in judged("tiers") if row["id"] in LOCAL_STEPS):
+        timed = [c for c in row["checks"] if c["essential"] and "sooner than" in c["quantity"]]
+        best = max(timed, key=lambda check: check["estimate"])
+        run = best["quantity"].rpartition(": ")[2].split(" sooner")[0]
+        steps = f"{run}, {best['size']} as fast as Q = 1" if best["estimate"] > 0 else "Q = 1"
+        told.append(f"{LOCAL_STEPS[row['id']]} {steps} ({{ref}}`{row['id']}`)")
+    yield f"In our smaller experiments came first: {'; '.join(told)}."
 
 
 def prefixes() -> Iterator[str]:
@@ -653,7 +668,7 @@ def statements() -> Iterator[str]:
 WRITERS = {
     writer.__name__: writer
     for writer in (
-        *(api, brought, chapters, citation, commands, corrected, failed, figure_one),
+        *(api, brought, chapters, citation, commands, corrected, failed, figure_one, local_steps),
         *(figure_one_short, guides, papers, prefixes, standing, statements, learned),
     )
 }

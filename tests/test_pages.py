@@ -135,9 +135,23 @@ def test_the_front_page_names_what_failed(monkeypatch, verdicts):
     runs = [row["scale"] for row in rows if row["kind"] == "measured"]
     (told,) = pages.failed()
     assert re.findall(r"`([A-Z0-9]+-C\S+)`", told) == ids
-    numbers = [len(rows), len(ids), part, len(runs), runs.count([])]
+    there = sum(row["finding"] == "contradicted" and row["scale"] == [] for row in rows)
+    numbers = [len(rows), len(ids), there, part, len(runs), runs.count([])]
     bare = re.sub(r"\{ref\}`\S+-C\S+`", "", told)
     assert re.findall(r"\d+", bare) == list(map(str, numbers))
+
+
+def test_the_front_page_names_the_local_steps_that_came_first(monkeypatch, verdicts):
+    monkeypatch.setattr(pages, "judged", verdicts.get)
+    (told,) = pages.local_steps()
+    for claim, name in pages.LOCAL_STEPS.items():
+        (row,) = (row for row in verdicts["tiers"] if row["id"] == claim)
+        ends = {check["quantity"].split(": ")[-1]: check["estimate"] for check in row["checks"]
+                if check["essential"] and "sooner than Q = 1" in check["quantity"]}  # fmt: skip
+        assert len(ends) == 3
+        first = [run for run, end in ends.items() if end == max(0, *ends.values())]
+        steps = first[0].removesuffix(" sooner than Q = 1") + ", " if first else "Q = 1 ("
+        assert f"{name} {steps}" in told
 
 
 def test_every_guide_has_a_link_with_its_title():
