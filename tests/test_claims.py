@@ -439,6 +439,8 @@ def test_a_part_of_a_set_is_a_copy_of_it():
     held = record(pd.DataFrame(), settings={"dataset": "givemesomecredit-partial"},
                   fidelity="canonical")  # fmt: skip
     assert scale.data(held, ["givemesomecredit"]) == scale.COPY
+    made = record(pd.DataFrame(), settings={"dataset": "news20-like"}, fidelity="canonical")
+    assert scale.data(made, ["news20"]) == scale.SUBSTITUTE, "other posts, of the same shape"
     assert scale.data(held, ["uci-credit"]) == scale.ANOTHER
 
 

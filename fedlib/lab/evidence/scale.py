@@ -107,7 +107,8 @@ def data(record: Record, theirs: Iterable[str]) -> str:
     card = cards.card(name)
     if name in theirs:
         return THEIR_BYTES if m["fidelity"] == "canonical" else COPY
-    if card.generator.get("kind") == "part" and card.generator["base"] in theirs:
+    base = card.generator["base"] if card.generator.get("kind") == "part" else ""
+    if base in theirs and card.train < cards.card(base).train:  # not who only has its columns
         return COPY
     return SUBSTITUTE if theirs & {*card.stands_in_for} else ANOTHER
 
