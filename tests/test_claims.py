@@ -435,6 +435,14 @@ def test_a_claim_of_several_records_says_which_of_them_differ(tmp_path):
     assert row["data"] == scale.SUBSTITUTE, "the furthest from the paper's"
 
 
+def test_a_run_that_is_never_at_its_goal_has_not_diverged():
+    values = np.array([-np.inf, 0.1])
+    got = measures.Measured(values, values, lost="one diverged in 1 of 2 seeds")
+    for metric, verb in (("log speed", "did not come to the goal"), ("loss", "diverged")):
+        check = {"measure": "advantage", "asks": "better", "with": {"metric": metric}}
+        assert claims._said(check, got, 0.95) == f"one {verb} in 1 of 2 seeds"
+
+
 def test_a_part_of_a_set_is_a_copy_of_it():
     held = record(pd.DataFrame(), settings={"dataset": "givemesomecredit-partial"},
                   fidelity="canonical")  # fmt: skip

@@ -340,7 +340,9 @@ def _said(check: Asked, got: Measured, level: float) -> str:
     """Return a value for readers, with its interval; a logarithm is undone."""
     ends = (got.estimate, *got.interval(level))
     if got.lost or not (_is_log(check) and np.isfinite(ends).all()):
-        return got.words(level)
+        words = got.words(level)  # a speed is missing where a run is never at its goal
+        timed = check["with"].get("metric") == "log speed"
+        return words.replace("diverged", "did not come to the goal") if timed else words
     d, low, high = (f"{math.exp(end):.2g}" for end in ends)
     times = " times" * (check["measure"] in DIFFERENCES)
     return f"{d}{times} ({low} to {high})"
