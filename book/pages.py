@@ -31,6 +31,8 @@ from fedlib import paths  # noqa: E402
 from fedlib.errors import unknown  # noqa: E402
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from fedlib import cards
     from fedlib.lab.evidence import findings
 
@@ -258,6 +260,7 @@ def _rows(name: str, command: object) -> Iterator[str]:
 def papers() -> Iterator[str]:
     """Write the front page's list: a question, its answer in a sentence, where its chapter is."""
     from fedlib.lab.evidence import findings
+    from fedlib.lab.show import matrix
 
     told = {paths.about(paths.paper_folder(name))["short"]: findings.brief(name)
             for name in paths.papers("findings.toml")}  # fmt: skip
@@ -280,16 +283,26 @@ def papers() -> Iterator[str]:
         if row := told.get(about["short"]):
             yield f"\n*We find:* {_linked(row.answer)} {_fields(row)}\n"
         elif about["short"] == "Which method":
-            yield f"\n*We find:* {_matrix()} {{ref}}`Which one when <matrix-tree>`.\n"
+            found = matrix.in_short(_cells())
+            yield f"\n*We find:* {found} {{ref}}`Which one when <matrix-tree>`.\n"
+
+
+def first_choice() -> Iterator[str]:
+    """Write which method is the best of most cells of the matrix."""
+    best = _cells()["best"].value_counts()
+    yield (
+        f"Most often the best in ours: {best.index[0]}, in {best.iloc[0]} of {best.sum()} cases "
+        "({ref}`what it is <matrix-first>`)."
+    )
 
 
 @functools.cache
-def _matrix() -> str:
-    """Say which method is best in how many cells of the matrix."""
+def _cells() -> pd.DataFrame:
+    """Return the cells of the matrix, each with the method that is best there."""
     from fedlib.lab.evidence import records
     from fedlib.lab.show import matrix
 
-    return matrix.in_short(matrix.cells(matrix.ends(lambda name: records.load("methods", name))))
+    return matrix.cells(matrix.ends(lambda name: records.load("methods", name)))
 
 
 def _fields(row: findings.Finding) -> str:
@@ -668,7 +681,7 @@ def statements() -> Iterator[str]:
 WRITERS = {
     writer.__name__: writer
     for writer in (
-        *(api, brought, chapters, citation, commands, corrected, failed, figure_one, local_steps),
-        *(figure_one_short, guides, papers, prefixes, standing, statements, learned),
+        *(api, brought, chapters, citation, commands, corrected, failed, figure_one, first_choice),
+        *(figure_one_short, guides, local_steps, papers, prefixes, standing, statements, learned),
     )
 }

@@ -154,6 +154,14 @@ def test_the_front_page_names_the_local_steps_that_came_first(monkeypatch, verdi
         assert f"{name} {steps}" in told
 
 
+def test_the_front_page_names_the_method_that_is_most_often_the_best():
+    said = "\n".join(pages.papers())
+    name, count = re.search(r"the best is ([^,]+) in (\d+),", said).groups()
+    cells = re.search(r"Of (\d+) cells", said)[1]
+    (told,) = pages.first_choice()
+    assert f"{name}, in {count} of {cells} cases" in told
+
+
 def test_every_guide_has_a_link_with_its_title():
     (line,) = pages.guides()
     links = re.findall(r"\[([^]]+)\]\(guides/(\w+\.md)\)", line)
