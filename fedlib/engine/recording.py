@@ -60,10 +60,18 @@ class Recording:
         return self._graph is not None
 
 
-@functools.cache
 def _pool() -> Any:
     """Return the memory that all recordings share: they run in turn, and results are copied."""
-    return torch.cuda.graph_pool_handle()
+    return _keeper().pool()
+
+
+@functools.cache
+def _keeper() -> torch.cuda.CUDAGraph:
+    """Return an empty recording that is never dropped: with its last one, the memory goes, too."""
+    keeper = torch.cuda.CUDAGraph()
+    with warnings.catch_warnings(), torch.cuda.graph(keeper):
+        warnings.simplefilter("ignore")  # that it is empty
+    return keeper
 
 
 @contextmanager
