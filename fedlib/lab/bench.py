@@ -264,7 +264,7 @@ def whole_rounds(device: str, seeds: int, seconds: float, samples: int = 60_000)
     seeds
         Runs side by side.
     seconds
-        How long to count, at least half of it; runs twice as short come before, for warming up.
+        How long to count, at least half of it; some rounds come before, for warming up.
     samples
         Images in all.
     """
@@ -274,8 +274,9 @@ def whole_rounds(device: str, seeds: int, seconds: float, samples: int = 60_000)
     data = FederatedDataset.build(x, rng.integers(0, 10, samples), parts, device=device)
     task = Task(models.fashion_cnn(), data)
     algorithm = FedAvg(PeriodicSampler(250, 10), 1e-3, 5, 16)
-    state, rounds, taken = algorithm.init(task, range(1, 1 + seeds)), 1, 0.0
+    state, rounds, taken = algorithm.init(task, range(1, 1 + seeds)), 4, 0.0
     options = dict(evaluation=Evaluation(splits=()), progress=False)
+    state = simulate(algorithm, task, rounds, state.seeds, state=state, **options).state
     while taken < seconds / 2:
         rounds, began = 2 * rounds, time.perf_counter()
         state = simulate(algorithm, task, rounds, state.seeds, state=state, **options).state

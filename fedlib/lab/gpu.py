@@ -208,6 +208,7 @@ def _agree(visit: Visit) -> None:
         every[f"convolution, {layer} layer, {way}"] = functools.partial(ways_gap, layer, way)
     rows = [row for row in visit.result.get("agree", []) if row["verdict"] == "agrees"]
     done = {(row["trial"], row["type"]) for row in rows}
+    done |= {(name, "float64") for name, build in trials().items() if _counts_symbols(build)}
     visit.tell(f"\n1. Is it right? {len(every)} trials on {visit.place}, compared with the CPU.")
     for name, dtype in [pair for pair in itertools.product(every, TOLERANCE) if pair not in done]:
         if time.monotonic() > visit.until:
@@ -227,6 +228,11 @@ def _agree(visit: Visit) -> None:
         far = "" if gap is None else f"{gap:.1e} of the way apart, {allowed:.0e} allowed"
         visit.tell(f"   {verdict:8} {dtype}  {name}: {far}{why}")
         visit.keep("agree", rows)
+
+
+def _counts_symbols(build: Trial) -> bool:
+    """Tell whether a trial's data are symbols: then its model is float32, whatever is asked."""
+    return not build(np.dtype("float64"))[1].data.x.is_floating_point()
 
 
 # --- how fast is it? ------------------------------------------------------------------------------

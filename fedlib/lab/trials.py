@@ -101,8 +101,8 @@ def compare(build: Trial, dtype: str, device: str, rounds: int = 0) -> float:
     """Return how far a device ends from the CPU after the same draws, as a part of the way gone.
 
     The CPU takes one copy after the other, the device all of them, recorded and replayed. The
-    state's tensors count, and the loss that each side reports. On a GPU a trial whose steps could
-    be recorded, and were not, is an error.
+    state's tensors count, and the loss that each side reports. On a GPU a trial of many rounds
+    whose steps could be recorded, and were not, is an error.
     """
     rounds = rounds or TRIAL_ROUNDS[dtype]
     algorithm, task = build(np.dtype(dtype))
@@ -119,7 +119,8 @@ def compare(build: Trial, dtype: str, device: str, rounds: int = 0) -> float:
         losses.append(torch.tensor(last["value"].to_numpy()))
         recordings = getattr(there, "recordings", {})
         replays = [getattr(one, "replays", False) for one in recordings.values()]
-        if device == "cuda" == place and replays and not any(replays):
+        long = rounds > TRIAL_ROUNDS["float32"]  # some methods compute in few rounds of four
+        if device == "cuda" == place and long and replays and not any(replays):
             raise FedlibError(f"Nothing was recorded: {'; '.join(recording.BROKEN) or 'why?'}")
         recordings.clear()
     gaps = [_gap(*ends, _numbers(start)), _gap(*losses, torch.zeros_like(losses[0]))]
