@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
-import importlib
 import json
 import os
 import platform
@@ -48,11 +46,7 @@ def choose_device(device: str = "auto") -> str:
             "Device 'cuda' was asked for, but PyTorch sees no CUDA device here. "
             "Use --device cpu, or install a CUDA build of PyTorch."
         )
-    if device == "cpu" or not torch.cuda.is_available():
-        return "cpu"
-    with contextlib.suppress(ImportError):  # where Triton is, there is another way to convolve
-        importlib.import_module("fedlib.engine.fused")
-    return "cuda"
+    return device if device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def run(
