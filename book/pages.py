@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import json
 import math
 import re
 import subprocess
@@ -568,7 +569,7 @@ def figure_one() -> Iterator[str]:
     if larger := [name for name in every if duration.took(paper, name, "paper") is None]:
         hours = [wanted.hours_in_words(paper, names) for names in ([first], larger)]
         yield (
-            "*How long?* On a GPU: not measured yet. By rounds timed on a processor, one core "
+            f"*How long?* {_on_a_gpu(paper)} By rounds timed on a processor, one core "
             f"would take {hours[0]} at the paper's scale, and {hours[1]} for all that its claim "
             f"{{ref}}`{claim['id']}` wants, `{'`, `'.join(larger)}`. A run says beforehand how "
             "long it will take on your machine."
@@ -579,6 +580,37 @@ def figure_one() -> Iterator[str]:
         f"method finds its best rate: {took[1]}; and after it `{best}`: {took[2]}. The command is "
         "the same with these names."
     )
+
+
+def _on_a_gpu(paper: str) -> str:
+    """Return what a GPU took for the paper's network, and would for all rounds at that speed."""
+    from fedlib.lab.evidence import records
+
+    m = records.load(paper, "fig1-network", "quick").manifest
+    s, seeds = m["settings"], len(m["seeds"])
+    minutes = m["wall_seconds"] / 60
+    whole = minutes * s["compression"] / len(s["runs"]) / seeds
+    return (
+        f"On an {m['device']} the record `fig1-network`, four of these runs in "
+        f"{s['compression']} times fewer rounds, took {minutes:.0f} min for {seeds} seeds side by "
+        f"side{' with `--tf32`' if m['tf32'] else ''}; at that speed a run of the paper's length "
+        f"takes some {whole:.0f} min a seed."
+    )
+
+
+def gpu_agrees() -> Iterator[str]:
+    """Write what ``fedlib gpu`` found where it was last run on a GPU: see ``data/gpu.json``."""
+    found = json.loads((ROOT / "data" / "gpu.json").read_text("utf-8"))
+    rows = found["agree"]
+    apart = [row for row in rows if row["verdict"] != "agrees"]
+    exact = max(row["apart"] for row in rows if row["type"] == "float64")
+    yield (
+        f"`fedlib gpu` on an {found['device']}, with PyTorch {found['versions']['torch']}, "
+        f"{found['date'][:10]}: {len(rows) - len(apart)} of {len(rows)} trials end where the CPU "
+        f"ends. In float64 the farthest is {exact:.0e} of the way apart."
+    )
+    for row in apart:
+        yield f" *{row['trial']}* differs in {row['type']}, by {row['apart']:.2g} of the way."
 
 
 def figure_one_short() -> Iterator[str]:
@@ -682,6 +714,7 @@ WRITERS = {
     writer.__name__: writer
     for writer in (
         *(api, brought, chapters, citation, commands, corrected, failed, figure_one, first_choice),
-        *(figure_one_short, guides, local_steps, papers, prefixes, standing, statements, learned),
+        *(figure_one_short, gpu_agrees, guides, local_steps, papers, prefixes, standing),
+        *(statements, learned),
     )
 }

@@ -59,7 +59,10 @@ def test_killed_and_started_again_it_ends_as_if_nothing_had_been(tmp_path):
     assert "agrees" not in told.split("2. How fast")[0], "nothing is tried twice"
     assert {row["verdict"] for row in found["agree"]} == {"agrees"}
     few = [name for name in gpu.trials() if "resnet" not in name and "cifar" not in name]
-    assert len(found["agree"]) == 2 * (len(few) + 1 + 2 * 3), "a long one, and ways to convolve"
+    twice = 2 * (len(few) + 1 + 2 * 3)  # a long one, and ways to convolve
+    symbols = {"FedAvg, char_lstm", "hierarchy: HierarchicalSGD, characters"}  # are float32 alone
+    assert len(found["agree"]) == twice - len(symbols) and symbols <= {*few}
+    assert not [r for r in found["agree"] if r["trial"] in symbols and r["type"] == "float64"]
     assert all(row["floor [ms]"] > 0 and row["ratio"] > 0 for row in found["steps"])
     assert [row["seeds"] for row in found["rounds"]] == [1, 10]
     assert found["records"] == [

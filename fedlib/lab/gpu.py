@@ -27,7 +27,7 @@ from fedlib.engine import convolution
 from fedlib.errors import FedlibError
 from fedlib.lab import bench, locks
 from fedlib.lab.evidence import catalogue, experiments, queue
-from fedlib.lab.trials import LAYERS, TRIALS, Trial, compare, ways_gap
+from fedlib.lab.trials import LAYERS, TRIALS, Float32Only, Trial, compare, ways_gap
 
 FIRST = [("participation", name) for name in ("fig1", "fig2", "figD3", "figD2", "figD1")]
 """The records that a GPU is wanted for most; :func:`missing` names the others."""
@@ -35,15 +35,14 @@ FIRST = [("participation", name) for name in ("fig1", "fig2", "figD3", "figD2", 
 TOLERANCE = {"float64": 1e-9, "float32": 1e-3}
 """How far a device may end from the CPU after some rounds, as a part of the way gone."""
 
-ROUGH = {"FedAvg, resnet18": 0.2}
-"""The same for float32 in a deep network, as wherever a ReLU stands at zero rounding decides, and
-two CPUs, too, end some hundredths apart. Float64 shows whether the work is the same."""
+ROUGH = {"FedAvg, resnet18": 0.2, "FedAvg, cifar_cnn": 0.3}
+"""The same for float32 in a large network, as wherever a ReLU stands at zero, or two pixels of a
+pool are alike, rounding decides, and two CPUs, too, end some hundredths apart. Float64 shows
+whether the work is the same."""
 
 COARSE = 0.05  # the same for float32 whose products round to TF32
 
-GOALS = {1: 1000, 10: 3000}
-"""Seed-rounds a second of Figure 1's CNN that one H100 should reach, by seeds side by side."""
-
+SEEDS = (1, 10)  # side by side, of whole rounds
 LONG_RUN = 70  # more than a block of draws
 
 
@@ -208,7 +207,6 @@ def _agree(visit: Visit) -> None:
         every[f"convolution, {layer} layer, {way}"] = functools.partial(ways_gap, layer, way)
     rows = [row for row in visit.result.get("agree", []) if row["verdict"] == "agrees"]
     done = {(row["trial"], row["type"]) for row in rows}
-    done |= {(name, "float64") for name, build in trials().items() if _counts_symbols(build)}
     visit.tell(f"\n1. Is it right? {len(every)} trials on {visit.place}, compared with the CPU.")
     for name, dtype in [pair for pair in itertools.product(every, TOLERANCE) if pair not in done]:
         if time.monotonic() > visit.until:
@@ -218,6 +216,8 @@ def _agree(visit: Visit) -> None:
             gap, why = every[name](dtype=dtype, device=visit.place), ""
             if not np.isfinite(gap):
                 gap, why = None, "the results are not finite"
+        except Float32Only:
+            continue
         except Exception as error:  # one broken trial hides no other
             gap, why = None, f"{type(error).__name__}: {_first(error)}"
         rough = (ROUGH.get(name, 0), COARSE * visit.tf32) if dtype == "float32" else ()
@@ -230,11 +230,6 @@ def _agree(visit: Visit) -> None:
         visit.keep("agree", rows)
 
 
-def _counts_symbols(build: Trial) -> bool:
-    """Tell whether a trial's data are symbols: then its model is float32, whatever is asked."""
-    return not build(np.dtype("float64"))[1].data.x.is_floating_point()
-
-
 # --- how fast is it? ------------------------------------------------------------------------------
 
 
@@ -244,7 +239,7 @@ def _speed(visit: Visit) -> None:
     names = list(bench.WORK)[:2] if small else bench.WORK
     size = (0.5, 4000) if small else (8.0, 60_000)
     works = [("steps", "name", n, bench.local_steps, (n, visit.place)) for n in names]
-    works += [("rounds", "seeds", n, bench.whole_rounds, (visit.place, n, *size)) for n in GOALS]
+    works += [("rounds", "seeds", n, bench.whole_rounds, (visit.place, n, *size)) for n in SEEDS]
     for part, key, one, work, arguments in works:
         rows = visit.result.get(part, [])
         if one in [row[key] for row in rows]:
@@ -272,7 +267,7 @@ def _words(row: dict[str, Any]) -> str:
     seeds, speed = row["seeds"], row["seed-rounds a second"]
     return (
         f"whole rounds, {seeds} seed{'s side by side' * (seeds > 1)}: {speed:,} rounds a second, "
-        f"each seed's counted; the goal on a large GPU is {GOALS[seeds]:,}"
+        "each seed's counted"
     )
 
 
