@@ -44,7 +44,7 @@ $(READY): requirements.txt constraints.txt pyproject.toml
 	@echo "Installing into $(VENV): about a minute and 1.5 GB the first time."
 	@$(BIN)/python -m pip install --quiet -r requirements.txt -c constraints.txt || { \
 	  echo "Not everything could be installed. Without a network, name a Python that has torch, pandas, scipy,"; \
-	  echo "scikit-learn, tqdm and typer; 'make gpu PYTHON=/path/to/python' needs no more."; exit 1; }
+	  echo "scikit-learn, tqdm, typer and pydantic; 'make gpu PYTHON=/path/to/python' needs no more."; exit 1; }
 	@touch $@
 
 book: $(READY)
@@ -110,7 +110,7 @@ bench: $(READY)
 # Any Python with what fedlib computes with will do: a machine without a network needs no more.
 MINUTES ?= 25
 OUT     ?= runs/gpu
-ENOUGH  := $(shell "$(PYTHON)" -c 'import fedlib.lab.gpu, sklearn' 2>/dev/null && echo yes)
+ENOUGH  := $(shell "$(PYTHON)" -c 'import fedlib.lab.gpu, pydantic, sklearn' 2>/dev/null && echo yes)
 gpu: $(if $(ENOUGH),,$(READY))
 	@"$(if $(ENOUGH),$(PYTHON),$(BIN)/python)" -m fedlib gpu --minutes $(MINUTES) --out "$(OUT)"
 

@@ -432,8 +432,12 @@ def standing() -> Iterator[str]:
     names, parts = (
         ", ".join(f"{{ref}}`{row['id']}`" for row in part) for part in (reproduced, in_part)
     )
-    devices = {record.manifest["device"] for record in records.stored()}
-    graphics = sorted(name for name in devices if not name.startswith("CPU"))
+    manifests = [record.manifest for record in records.stored()]
+    graphics = [
+        f"`{m['paper']}/{m['experiment']}` ({m['device']})"
+        for m in manifests
+        if not m["device"].startswith("CPU")
+    ]
     yield (
         f"There are {len(rows)} claims of the five papers, our own controls of some among them. "
         f"{len(measured)} are about runs; the others are proved, or arithmetic. "
@@ -447,8 +451,8 @@ def standing() -> Iterator[str]:
         f"({names}). "
         "For all others the finding speaks of a smaller experiment, or of other data, and each "
         "says which. "
-        + (f"Some records come from a GPU: {', '.join(graphics)}." if graphics
-           else "No number in this book comes from a GPU.")
+        f"Of the {len(manifests)} stored records {len(graphics)} come{'s' * (len(graphics) == 1)} "
+        f"from a GPU{': ' * bool(graphics)}{', '.join(graphics)}."
     )  # fmt: skip
 
 
@@ -475,10 +479,11 @@ def failed() -> Iterator[str]:
 
 def local_steps() -> Iterator[str]:
     """Write which number of local steps came first in the tiers, each at the paper's targets."""
+    from fedlib.lab.evidence import findings
+
     told = []
     for row in (row for row in judged("tiers") if row["id"] in LOCAL_STEPS):
-        timed = [c for c in row["checks"] if c["essential"] and "sooner than" in c["quantity"]]
-        best = max(timed, key=lambda check: check["estimate"])
+        best = findings.first_of(row, "sooner than")
         run = best["quantity"].rpartition(": ")[2].split(" sooner")[0]
         steps = f"{run}, {best['size']} as fast as Q = 1" if best["estimate"] > 0 else "Q = 1"
         told.append(f"{LOCAL_STEPS[row['id']]} {steps} ({{ref}}`{row['id']}`)")

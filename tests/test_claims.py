@@ -302,7 +302,8 @@ def test_no_sure_difference_with_the_right_sign_is_called_none_or_the_opposite(v
         for check in (
             check for row in rows for check in row["checks"] if row["kind"] == "measured"
         ):
-            if check["asked"].startswith("above 0") and (check["low"] or 0) > 0:
+            few = "seeds are fewer than" in check["why"]  # of which no word is said
+            if check["asked"].startswith("above 0") and (check["low"] or 0) > 0 and not few:
                 negligible = check["estimate"] < check["s"] / 10
                 assert check["outcome"] in (HOLDS, SMALLER) or negligible, check
 

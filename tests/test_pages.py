@@ -76,7 +76,7 @@ def test_the_commands_are_those_of_the_command_line():
 def test_a_claim_leads_to_its_experiments(monkeypatch, verdicts):
     monkeypatch.setattr(pages, "judged", verdicts.get)
     text = "\n".join(pages.scoreboard("participation"))
-    assert "| {ref}`GFA-C1` | `fig1-tuned`, `fig1`, `fig1-cifar` |" in text
+    assert "| {ref}`GFA-C1` | `fig1-tuned`, `fig1`, `fig1-cifar`, `fig1-network` |" in text
     assert "| {ref}`GFA-C6` | `figB1`, `figB2` |" in text
     text = "\n".join(pages.scoreboard("tiers"))
     assert "fedlib run tiers rates-images --profile quick --out runs" in text
@@ -113,8 +113,8 @@ def test_pages_say_what_was_tried_at_the_papers_own_scale(monkeypatch, verdicts)
     done = [row["id"] for row in theirs if row["finding"] == "confirmed"]
     parts = [row["id"] for row in measured if row["scale"] and row["own"]]
     assert f"{len(theirs)} of these on" in told and f"Of {len(parts)} more some" in told
-    assert re.findall(r"`(\S+)`", told) == parts + done
-    assert told.endswith("No number in this book comes from a GPU.")
+    assert re.findall(r"\{ref\}`(\S+)`", told) == parts + done
+    assert told.endswith("records 1 comes from a GPU: `participation/fig1-network` (NVIDIA H200).")
     for paper in papers:
         mine = [row["id"] for row in own if row in verdicts[paper]]
         assert re.findall(r"\{ref\}`(\S+)`", pages.at_own_scale(paper)) == mine

@@ -180,6 +180,17 @@ def brief(paper: str, out: str | Path | None = None) -> Finding | None:
     return _answered(paper, out, [page["brief"]])[0] if "brief" in page else None
 
 
+def first_of(row: dict, asked: str) -> dict | None:
+    """Return, of a judged claim's counted checks that ask ``asked``, the one with the most.
+
+    It is None where none of them has a record. An estimate below zero says that even the best
+    is behind what all are compared with.
+    """
+    rows = [c for c in row["checks"] if asked in c["quantity"] and c["essential"]]
+    known = [c for c in rows if c["estimate"] is not None]
+    return max(known, key=lambda check: check["estimate"], default=None)
+
+
 def in_short(paper: str, claim: str, what: str) -> str:
     """Return in a few words what a check found that asks whether one is better or as good.
 
