@@ -432,12 +432,8 @@ def standing() -> Iterator[str]:
     names, parts = (
         ", ".join(f"{{ref}}`{row['id']}`" for row in part) for part in (reproduced, in_part)
     )
-    manifests = [record.manifest for record in records.stored()]
-    graphics = [
-        f"`{m['paper']}/{m['experiment']}` ({m['device']})"
-        for m in manifests
-        if not m["device"].startswith("CPU")
-    ]
+    made = [(r.path.name.partition(".")[0], r.manifest["device"]) for r in records.stored()]
+    graphics = [f"`{name}` ({device})" for name, device in made if not device.startswith("CPU")]
     yield (
         f"There are {len(rows)} claims of the five papers, our own controls of some among them. "
         f"{len(measured)} are about runs; the others are proved, or arithmetic. "
@@ -451,8 +447,7 @@ def standing() -> Iterator[str]:
         f"({names}). "
         "For all others the finding speaks of a smaller experiment, or of other data, and each "
         "says which. "
-        f"Of the {len(manifests)} stored records {len(graphics)} come{'s' * (len(graphics) == 1)} "
-        f"from a GPU{': ' * bool(graphics)}{', '.join(graphics)}."
+        f"Records from a GPU: {', '.join(graphics) or 'none'}."
     )  # fmt: skip
 
 

@@ -114,7 +114,7 @@ def test_pages_say_what_was_tried_at_the_papers_own_scale(monkeypatch, verdicts)
     parts = [row["id"] for row in measured if row["scale"] and row["own"]]
     assert f"{len(theirs)} of these on" in told and f"Of {len(parts)} more some" in told
     assert re.findall(r"\{ref\}`(\S+)`", told) == parts + done
-    assert told.endswith("records 1 comes from a GPU: `participation/fig1-network` (NVIDIA H200).")
+    assert told.endswith("Records from a GPU: `fig1-network` (NVIDIA H200).")
     for paper in papers:
         mine = [row["id"] for row in own if row in verdicts[paper]]
         assert re.findall(r"\{ref\}`(\S+)`", pages.at_own_scale(paper)) == mine
