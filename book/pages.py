@@ -292,8 +292,8 @@ def first_choice() -> Iterator[str]:
     """Write which method is the best of most cells of the matrix."""
     best = _cells()["best"].value_counts()
     yield (
-        f"Most often the best in ours: {best.index[0]}, in {best.iloc[0]} of {best.sum()} cases "
-        "({ref}`what it is <matrix-first>`)."
+        f"Best in {best.iloc[0]} of our {best.sum()} test cases, more than any other: "
+        f"{best.index[0]} ({{ref}}`what it is <matrix-first>`)."
     )
 
 
@@ -316,7 +316,7 @@ def _fields(row: findings.Finding) -> str:
 
 def _whole(row: findings.Finding) -> str:
     """Return a sentence on the scale and data of a claim that has more than an answer's check."""
-    told = f" This is said of the answer; other checks of the claim are {_small(row.whole)}"
+    told = f" Other checks of the claim are {_small(row.whole)}"
     return told * bool(row.whole)
 
 
@@ -441,7 +441,7 @@ def standing() -> Iterator[str]:
         "({ref}`the list <only-own-scale>` has claims without a run, too), "
         f"{'all ' * (same == at_scale)}{len(same)} of these on the paper's own data (the same "
         "bytes, another copy, or made as the paper says; some need none). "
-        f"Of {len(in_part)} more some of the checks were, and what these find by themselves stands "
+        f"{len(in_part)} more were in part, and what those checks find by themselves stands "
         f"beside the claim ({parts}). "
         f"{len(reproduced)} are *reproduced*: confirmed, at that scale and on those data "
         f"({names}). "
@@ -482,7 +482,7 @@ def local_steps() -> Iterator[str]:
         run = best["quantity"].rpartition(": ")[2].split(" sooner")[0]
         steps = f"{run}, {best['size']} as fast as Q = 1" if best["estimate"] > 0 else "Q = 1"
         told.append(f"{LOCAL_STEPS[row['id']]} {steps} ({{ref}}`{row['id']}`)")
-    yield f"In our smaller experiments came first: {'; '.join(told)}."
+    yield f"Fastest in our smaller experiments: {'; '.join(told)}."
 
 
 def prefixes() -> Iterator[str]:
@@ -569,32 +569,17 @@ def figure_one() -> Iterator[str]:
     if larger := [name for name in every if duration.took(paper, name, "paper") is None]:
         hours = [wanted.hours_in_words(paper, names) for names in ([first], larger)]
         yield (
-            f"*How long?* {_on_a_gpu(paper)} By rounds timed on a processor, one core "
-            f"would take {hours[0]} at the paper's scale, and {hours[1]} for all that its claim "
-            f"{{ref}}`{claim['id']}` wants, `{'`, `'.join(larger)}`. A run says beforehand how "
-            "long it will take on your machine."
+            "*How long?* By rounds timed on a processor, one core would take "
+            f"{hours[0]} at the paper's scale{wanted.on_a_gpu(paper, [first])}; and {hours[1]}"
+            f"{wanted.on_a_gpu(paper, larger)}, for all that its claim {{ref}}`{claim['id']}` "
+            f"wants, `{'`, `'.join(larger)}`. The speed of the GPU is that of the record "
+            "`fig1-network`. A run says beforehand how long it will take on your machine."
         )
     yield (
         f"*Smaller*: at the profile `quick` the record `{first}` took {took[0]}, for "
         f"{len(m['seeds'])} seeds on {m['device']}. The claim also wants `{rates}`, in which each "
         f"method finds its best rate: {took[1]}; and after it `{best}`: {took[2]}. The command is "
         "the same with these names."
-    )
-
-
-def _on_a_gpu(paper: str) -> str:
-    """Return what a GPU took for the paper's network, and would for all rounds at that speed."""
-    from fedlib.lab.evidence import records
-
-    m = records.load(paper, "fig1-network", "quick").manifest
-    s, seeds = m["settings"], len(m["seeds"])
-    minutes = m["wall_seconds"] / 60
-    whole = minutes * s["compression"] / len(s["runs"]) / seeds
-    return (
-        f"On an {m['device']} the record `fig1-network`, four of these runs in "
-        f"{s['compression']} times fewer rounds, took {minutes:.0f} min for {seeds} seeds side by "
-        f"side{' with `--tf32`' if m['tf32'] else ''}; at that speed a run of the paper's length "
-        f"takes some {whole:.0f} min a seed."
     )
 
 
@@ -623,7 +608,8 @@ def figure_one_short() -> Iterator[str]:
     text += ", without tuning"
     if duration.took(paper, first, "paper") is None:
         hours = wanted.hours_in_words(paper, [first])
-        text += f"; at the paper's scale {hours} of one core, on a GPU not measured yet"
+        gpu = wanted.on_a_gpu(paper, [first])
+        text += f"; at the paper's scale {hours} of one core{gpu or ', on a GPU not measured yet'}"
     yield text
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from fedlib import paths
-from fedlib.lab.evidence import catalogue, claims, queue, wanted
+from fedlib.lab.evidence import catalogue, claims, queue, records, wanted
 
 
 @pytest.fixture
@@ -62,3 +62,14 @@ def test_every_run_that_a_claim_wants_was_timed_or_says_why_not():
                 assert entry["settings"] == wanted.settings_mark(paper, name), "make hours"
     assert all(name.partition("/")[2] in catalogue.experiment_names(name.partition("/")[0])
                for name in known)  # fmt: skip
+
+
+def test_a_gpu_s_hours_are_rounds_over_the_speed_of_its_record():
+    m = records.load("participation", "fig1-network", "quick").manifest
+    speed = 3 * 4 * 300_000 / 20 / m["wall_seconds"]  # seeds, runs, rounds in compressed time
+    minutes = 10 * 2 * 60_000 / speed / 60
+    assert wanted.on_a_gpu("participation", ["figD1"]) == (
+        f", or some {minutes:.0f} min of an {m['device']}"
+    )
+    assert wanted.on_a_gpu("participation", ["figD1", "figD1-cifar"]) == ""  # another network
+    assert wanted.on_a_gpu("hierarchy", ["fig11"]) == ""

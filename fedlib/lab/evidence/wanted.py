@@ -1,7 +1,8 @@
 """What it would take to try a claim as its paper did: which records, how many hours, which data.
 
 The hours are those of one core, from a few rounds timed at the paper's own settings. They lie in
-``data/hours.json``, which ``make hours`` writes.
+``data/hours.json``, which ``make hours`` writes. Where a stored record was made on a GPU with the
+paper's network, its speed says how long the same would take there.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ def what_it_takes(row: Mapping[str, Any]) -> str:
         return ""
     time = hours_in_words(paper, names)
     time = f"{time} of one core" if time else "how long it takes could not be timed"
+    time += on_a_gpu(paper, names)
     sets = sorted({s for name in names if (s := _set(paper, name))})
     data = ", ".join(s if s in _claim(row)["data"] else f"{s} (a substitute)" for s in sets)
     nearer = "To come nearer to it" if "differs" in _claim(row) else "To try it as the paper did"
@@ -65,6 +67,26 @@ def hours_in_words(paper: str, names: Collection[str]) -> str:
         return ""
     least = any(entry["least"] or not entry["seconds"] for entry in known)
     return f"about {duration.time_in_words(seconds)}" + " or more" * least
+
+
+def on_a_gpu(paper: str, names: Collection[str]) -> str:
+    """Say how long experiments would take at the speed of a record from a GPU; "" without one."""
+    every = [catalogue.settings(paper, name, PAPER) for name in names]
+    for record in records.stored(profile="quick"):
+        m = record.manifest
+        made = m["paper"], m["settings"].get("model")
+        same = all((paper, s.get("model")) == made for s in every)
+        if same and not m["device"].startswith("CPU"):
+            speed = _seed_rounds(m["settings"], len(m["seeds"])) / m["wall_seconds"]
+            seconds = sum(_seed_rounds(s, s["seeds"]) for s in every) / speed
+            return f", or some {duration.time_in_words(seconds)} of an {m['device']}"
+    return ""
+
+
+def _seed_rounds(s: Mapping[str, Any], seeds: int) -> float:
+    """Return the rounds of all runs and seeds of a participation experiment."""
+    rates = len(s["grid"]) if "grid" in s else 1
+    return seeds * rates * len(s["runs"]) * s["rounds"] / s.get("compression", 1)
 
 
 def wanted(row: Mapping[str, Any]) -> Iterator[str]:
