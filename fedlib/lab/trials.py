@@ -110,7 +110,8 @@ def compare(build: Trial, dtype: str, device: str, rounds: int = 0) -> float:
     """
     rounds = rounds or TRIAL_ROUNDS[dtype]
     algorithm, task = build(np.dtype(dtype))
-    if dtype == "float64" and not getattr(task, "data", task).x.is_floating_point():
+    x = getattr(task, "data", task).x
+    if dtype == "float64" and torch.is_tensor(x) and not x.is_floating_point():
         raise Float32Only("There are no symbols of 64 bits.")
     start, ends, losses = algorithm.init(task, TRIAL_SEEDS), [], []
     for backend, place in (("loop", "cpu"), ("recorded", device)):
