@@ -183,6 +183,10 @@ def test_every_question_of_the_front_page_is_answered_by_a_check_that_exists():
             is_not, may_not = check["high"] < -0.02, check["low"] < -0.02
             assert short.startswith("no, behind" if is_not else "open" if may_not else "yes, at")
             continue
+        if check["asked"] == "within ±0.001":  # alike, to a tenth of a point
+            alike = -0.001 < check["low"] and check["high"] < 0.001
+            assert short.startswith("yes, at" if alike else ("no", "open"))
+            continue
         ahead = (check["low"] > 0) - (check["high"] < 0)
         words = {1: ("yes, ahead", "a little"), -1: ("no, behind",), 0: ("open", "no difference")}
         assert short.startswith(words[ahead])
