@@ -472,8 +472,8 @@ def failed() -> Iterator[str]:
     names = "; ".join(f"{FAILED.get(row['id'], '')} ({{ref}}`{row['id']}`)" for row in whole)
     there = sum(map(claims.is_own_scale, whole))
     yield (
-        f"Of the papers' {len(rows)} claims {len(whole)} are contradicted: {names}. {there} of "
-        f"them at the paper's own scale; {part} more "
+        f"Of the papers' {len(rows)} claims {len(whole)} are contradicted: {names}. "
+        f"Of these, {there} was tried at the paper's own scale. {part} others are contradicted "
         "{ref}`in part <only-contradicted-in-part>`. Of the "
         f"{len(measured)} that are about runs {sum(map(claims.is_own_scale, measured))} were "
         "tried {ref}`at the papers' own scale <own-scale>`."
