@@ -69,7 +69,7 @@ def test_a_gpu_s_hours_are_rounds_over_the_speed_of_its_record():
     speed = 3 * 4 * 300_000 / 20 / m["wall_seconds"]  # seeds, runs, rounds in compressed time
     minutes = 10 * 2 * 60_000 / speed / 60
     assert wanted.on_a_gpu("participation", ["figD1"]) == (
-        f", or some {minutes:.0f} min of an {m['device']}"
+        f", or at least {minutes:.0f} min of an {m['device']}"
     )
     assert wanted.on_a_gpu("participation", ["figD1", "figD1-cifar"]) == ""  # another network
     assert wanted.on_a_gpu("hierarchy", ["fig11"]) == ""

@@ -70,7 +70,10 @@ def hours_in_words(paper: str, names: Collection[str]) -> str:
 
 
 def on_a_gpu(paper: str, names: Collection[str]) -> str:
-    """Say how long experiments would take at the speed of a record from a GPU; "" without one."""
+    """Say how long experiments take at the speed of a record from a GPU; "" without one.
+
+    At least so long: no run of that record takes full batches.
+    """
     every = [catalogue.settings(paper, name, PAPER) for name in names]
     for record in records.stored(profile="quick"):
         m = record.manifest
@@ -79,7 +82,7 @@ def on_a_gpu(paper: str, names: Collection[str]) -> str:
         if same and not m["device"].startswith("CPU"):
             speed = _seed_rounds(m["settings"], len(m["seeds"])) / m["wall_seconds"]
             seconds = sum(_seed_rounds(s, s["seeds"]) for s in every) / speed
-            return f", or some {duration.time_in_words(seconds)} of an {m['device']}"
+            return f", or at least {duration.time_in_words(seconds)} of an {m['device']}"
     return ""
 
 
