@@ -432,7 +432,7 @@ def standing() -> Iterator[str]:
     names, parts = (
         ", ".join(f"{{ref}}`{row['id']}`" for row in part) for part in (reproduced, in_part)
     )
-    made = [(r.path.name.partition(".")[0], r.manifest["device"]) for r in records.stored()]
+    made = [(m["experiment"], m["device"]) for m in records.manifests()]
     graphics = [f"`{name}` ({device})" for name, device in made if not device.startswith("CPU")]
     yield (
         f"There are {len(rows)} claims of the five papers, our own controls of some among them. "

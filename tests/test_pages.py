@@ -123,8 +123,7 @@ def test_pages_say_what_was_tried_at_the_papers_own_scale(monkeypatch, verdicts)
     assert "tried at the paper" not in "\n".join(pages.scoreboard("methods"))
     for paper in verdicts:  # what a study of the book has no scale of is not offered
         assert ("the paper's own scale" in [*pages.scoreboard(paper)][-1]) != ours(paper)
-    record = records.Record(None, {"device": "H100"}, Path("fig0.paper.csv.gz"))
-    monkeypatch.setattr(records, "stored", lambda: [record])
+    monkeypatch.setattr(records, "manifests", lambda: [dict(experiment="fig0", device="H100")])
     assert "\n".join(pages.standing()).endswith("Records from a GPU: `fig0` (H100).")
 
 

@@ -10,7 +10,7 @@ import io
 import json
 import os
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -306,13 +306,21 @@ def _content(path: Path) -> bytes:
         return file.read()
 
 
-def stored(out: str | Path | None = None, profile: str = "*") -> list[Record]:
-    """Return every stored record, of one profile or of all, in the order of papers and names."""
-    return [
-        load(paper, *page.stem.rsplit(".", 1), out=out)
-        for paper in catalogue.papers()
-        for page in sorted(folder(paper, out).glob(f"*.{profile}.json"))
-    ]
+def stored(out: str | Path | None = None) -> list[Record]:
+    """Return every stored record, in the order of papers and names."""
+    return [load(paper, *page.stem.rsplit(".", 1), out=out) for paper, page in _pages(out)]
+
+
+@functools.cache
+def manifests() -> list[Manifest]:
+    """Return the manifest of every record that ships with fedlib, without reading its rows."""
+    return [json.loads(_content(page)) for _, page in _pages()]
+
+
+def _pages(out: str | Path | None = None) -> Iterator[tuple[str, Path]]:
+    for paper in catalogue.papers():
+        for page in sorted(folder(paper, out).glob("*.json")):
+            yield paper, page
 
 
 def differences(one: pd.DataFrame, other: pd.DataFrame, same_machine: bool) -> str:

@@ -75,8 +75,7 @@ def on_a_gpu(paper: str, names: Collection[str]) -> str:
     At least so long: no run of that record takes full batches.
     """
     every = [catalogue.settings(paper, name, PAPER) for name in names]
-    for record in records.stored(profile="quick"):
-        m = record.manifest
+    for m in records.manifests():
         made = m["paper"], m["settings"].get("model")
         same = all((paper, s.get("model")) == made for s in every)
         if same and not m["device"].startswith("CPU"):
