@@ -71,6 +71,7 @@ def execute(notebook: Path, target: Path, profile: str) -> Run:
     """
     import nbformat
     import papermill
+    from kernels import Manager
 
     target.parent.mkdir(parents=True, exist_ok=True)
     start = time.perf_counter()
@@ -83,6 +84,7 @@ def execute(notebook: Path, target: Path, profile: str) -> Run:
             None,
             {"profile": profile} if wanted else {},
             kernel_name="python3",
+            kernel_manager_class=Manager,
             progress_bar=False,
             request_save_on_cell_execute=False,
             extra_arguments=["--log-level=50"],

@@ -6,6 +6,7 @@ import ast
 from pathlib import Path
 
 import build
+import kernels
 import nbformat
 import papermill
 import pytest
@@ -61,6 +62,5 @@ def test_it_runs_with_other_numbers(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     notebook = str(build.ROOT / "notebooks" / f"{name}.ipynb")
     assert set(CHANGES[name]) <= set(papermill.inspect_notebook(notebook))
-    papermill.execute_notebook(
-        notebook, None, CHANGES[name], kernel_name="python3", progress_bar=False
-    )
+    how = dict(kernel_name="python3", kernel_manager_class=kernels.Manager, progress_bar=False)
+    papermill.execute_notebook(notebook, None, CHANGES[name], **how)
