@@ -10,6 +10,7 @@ download), and a check that each link of the finished pages leads somewhere.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import shutil
@@ -24,7 +25,9 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import plain
-from pages import ROOT, feed, fill, offer, toc_pages
+from pages import ROOT, feed, fill, judged, offer, toc_pages
+
+from fedlib import paths
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
 SOURCES = ("_config.yml", "_toc.yml", "CHANGELOG.md", "book")
@@ -274,6 +277,9 @@ def build(out: Path, profile: str = "replay") -> int:
         return 1
     shutil.rmtree(html, ignore_errors=True)
     fresh_tree(tree)
+    rows = {name: judged(name) for name in paths.papers("claims.toml")}
+    (out / "judged.json").write_text(json.dumps(rows), "utf-8")
+    os.environ["FEDLIB_JUDGED"] = str(out / "judged.json")  # so that no notebook judges them again
     failed = run_notebooks(tree, profile)
     if failed:
         print("\n".join(run.error for run in failed))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 
 import numpy as np
@@ -402,6 +403,19 @@ def test_what_no_profile_has_of_the_paper_s_scale_is_said_of_every_record():
     held = claims.read_from("vertical", row["record"])
     bare = claims.measured_at({k: v for k, v in claim.items() if k != "differs"}, held)
     assert row["scale"] == [line, *bare["scale"]]
+
+
+def test_what_was_judged_already_is_not_judged_again(tmp_path, monkeypatch):
+    (row,) = rows = claims.judge("vertical", ids=["VFB2-C9"])
+    assert json.loads(json.dumps(rows)) == rows
+    page = tmp_path / "judged.json"
+    page.write_text(json.dumps({"vertical": [row | {"finding": "handed over"}]}))
+    monkeypatch.setenv("FEDLIB_JUDGED", str(page))
+    monkeypatch.setattr(claims, "_handed_over", claims._handed_over.__wrapped__)
+    again, other = claims.judge("vertical", ids=["VFB2-C9", "VFB2-C8"])
+    assert again == row | {"finding": "handed over"} and other["finding"] != "handed over"
+    (there,) = claims.judge("vertical", tmp_path, ["VFB2-C9"])
+    assert there["finding"] != "handed over", "other records"
 
 
 def test_a_setting_of_one_run_is_part_of_the_scale():
