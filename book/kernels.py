@@ -1,7 +1,7 @@
 """Kernels that start at once: forks of one process that has imported what notebooks import.
 
-Each kernel of its own would spend three seconds of a core on the same imports. Where a process
-cannot be forked, on Windows, kernels start as they always do.
+Each kernel of its own would spend three seconds of a core on the same imports. Elsewhere than on
+Linux, where forks are not there or not safe, kernels start as they always do.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import sys
 from typing import Any
 from uuid import uuid4
 
@@ -17,10 +18,10 @@ from jupyter_client.provisioning import LocalProvisioner
 
 IMPORTS = ["ipykernel.kernelapp", "matplotlib.pyplot", "pandas", "torch", "fedlib.lab.show.chapter",
            "fedlib.lab.show.live", "fedlib.papers.vertical"]  # fmt: skip
-METHOD = "forkserver"
-CAN_FORK = METHOD in multiprocessing.get_all_start_methods()
-context: Any = multiprocessing.get_context(METHOD if CAN_FORK else None)
-context.set_forkserver_preload(IMPORTS)
+FORKS = sys.platform == "linux"
+context: Any = multiprocessing.get_context("forkserver" if FORKS else None)
+if FORKS:
+    context.set_forkserver_preload(IMPORTS)
 
 
 class Kernel(context.Process):
@@ -74,7 +75,7 @@ class Manager(AsyncKernelManager):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        if CAN_FORK:
+        if FORKS:
             self.kernel_id = str(uuid4())
             names = dict(kernel_id=self.kernel_id, kernel_spec=self.kernel_spec)
             self.provisioner = Provisioner(**names, parent=self)
