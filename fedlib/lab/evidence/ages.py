@@ -35,7 +35,7 @@ ONCE_IN = Path(__file__).with_name("claims.py")  # where measures were once
 RETURNS = {"Measured", "_exactly"}  # values, and words on them:
 WORD_ARGUMENTS = {"text", "lost", "beside", None}  # None is the rest of them, in **words
 PROSE = {"what", "essential", "data", "reading", "changed", "note", "expected"}  # of a check
-LOOK = re.compile(r"\.(quick|paper)\.json$")  # a smoke run is no look
+LOOK = re.compile(r"\.(quick|long|paper)\.json$")  # a smoke run is no look
 
 
 # ------------------------------------------------------------------ what a rule is

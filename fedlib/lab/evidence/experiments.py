@@ -251,8 +251,12 @@ def obtain(
     if profile == "replay":
         return records.load(paper, experiment, "largest", out)
     out = out or "runs"
-    if made := _made(paper, experiment, profile, seeds, device, out):
-        return made
+    if held := records.find(paper, experiment, profile, out):
+        m, wanted = held.manifest, choose_seeds(settings(paper, experiment, profile), seeds)
+        on_cpu = choose_device(device) == "cpu"
+        alike = m["seeds"] == list(wanted) and m["device"].startswith("CPU") == on_cpu
+        if alike and held.state.word == "fresh":
+            return held
     announce = None if profile == "smoke" else _announce
     return run(paper, experiment, profile, seeds=seeds, device=device, out=out, announce=announce)
 
@@ -262,25 +266,6 @@ def _announce(plan: duration.Plan) -> None:
     expected = duration.expect(plan)
     if expected.seconds is None or expected.left > 10:
         print(f"{plan.paper} {plan.experiment}, profile {plan.profile}: {expected}")
-
-
-def _made(
-    paper: str,
-    experiment: str,
-    profile: str,
-    seeds: int | Sequence[int] | None,
-    device: str,
-    out: str | Path,
-) -> Record | None:
-    """Return the record in a folder that :func:`run` would give again, None if there is none."""
-    try:
-        record = records.load(paper, experiment, profile, out)
-        wanted = choose_seeds(settings(paper, experiment, profile), seeds)
-    except FedlibError:
-        return None
-    m, on_cpu = record.manifest, choose_device(device) == "cpu"
-    alike = m["seeds"] == list(wanted) and m["device"].startswith("CPU") == on_cpu
-    return record if alike and record.state.word == "fresh" else None
 
 
 def check_again(paper: str, experiment: str, out: str | Path, progress: bool = True) -> str:

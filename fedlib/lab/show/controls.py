@@ -17,16 +17,6 @@ from fedlib.errors import FedlibError
 VIEW = "application/vnd.jupyter.widget-view+json"
 STEPS = 60  # values along a slider, besides those on the page
 KEPT = 4  # settings that stay as ghosts
-GO = """<script>if(!window.fedx){window.fedx=1;addEventListener("click",e=>{
-const a=e.target.closest("a[href*='#']"),h=a?decodeURIComponent(a.hash).slice(1):"",
-t=h.includes(":")&&document.querySelector(".fedx-go-"+CSS.escape(h.split(":")[0])+" input");
-if(!t)return;e.preventDefault();e.stopPropagation();t.value=h;
-t.dispatchEvent(new Event("input",{bubbles:true}));
-t.closest(".fedx-live").scrollIntoView({block:"nearest"})},true);
-const say=e=>{const h=e.target.closest(".fedx-live .noUi-handle");
-if(h)for(const[name,part]of[["label","label"],["valuetext","readout"]])
-h.setAttribute("aria-"+name,h.closest(".widget-inline-hbox").querySelector(".widget-"+part).textContent)};
-addEventListener("focusin",say);addEventListener("keyup",say)}</script>"""
 
 
 def bundle(widget: Callable[[], Any]) -> dict:
@@ -114,8 +104,8 @@ def make_controls(controls: Mapping[str, Sequence], start: Sequence, free: bool)
 
 def framed(title: str, parts: Sequence[str]) -> str:
     """Return a picture in the frame that it has on the page."""
-    head = f'<p class="fedx-t">{html.escape(title)}</p>'
-    return f'<div class="fedx"><style>{asset("css")}</style>{head}{"".join(parts)}</div>'
+    head = f'<style>{asset("interactive.css")}</style><p class="fedx-t">{html.escape(title)}</p>'
+    return f'<div class="fedx">{head}{"".join(parts)}</div>'
 
 
 def alarm(error: Exception) -> str:
@@ -128,7 +118,8 @@ def box(*parts: Any) -> Any:
     """Put widgets below each other, with the script that follows links and names the sliders."""
     import ipywidgets as widgets
 
-    script = {"output_type": "display_data", "data": {"text/html": GO}, "metadata": {}}
+    go = f"<script>{asset('go.js')}</script>"
+    script = {"output_type": "display_data", "data": {"text/html": go}, "metadata": {}}
     return widgets.VBox([*parts, widgets.Output(outputs=(script,))]).add_class("fedx-live")
 
 
@@ -214,7 +205,7 @@ def in_words(v: object) -> str:
 
 
 @functools.cache
-def asset(kind: str) -> str:
-    """Return the style (``css``) or the script (``js``) that lies beside this file, in one line."""
-    text = resources.files("fedlib.lab.show").joinpath(f"interactive.{kind}").read_text("utf-8")
+def asset(name: str) -> str:
+    """Return a style or a script that lies beside this file, in one line."""
+    text = resources.files("fedlib.lab.show").joinpath(name).read_text("utf-8")
     return "".join(line.strip() for line in text.splitlines())

@@ -303,7 +303,7 @@ class Explorer:
         return "".join(
             [
                 f'<div class="fedx mathjax_ignore tex2jax_ignore" id="{self.name}" role="group" ',
-                f'aria-labelledby="{self.name}-t"><style>{asset("css")}</style>',
+                f'aria-labelledby="{self.name}-t"><style>{asset("interactive.css")}</style>',
                 f'<p class="fedx-t"><span id="{self.name}-t">{html.escape(self.title)}</span> ',
                 f'<a href="#{self.name}" aria-label="Link to this figure">#</a></p>',
                 self._controls(),
@@ -311,7 +311,7 @@ class Explorer:
                 f"<noscript><p>Shown: {html.escape(self._setting())}. ",
                 "The other settings need JavaScript.</p></noscript>",
                 f'<script type="application/json">{data}</script>',
-                f"<script>{asset('js').replace('NAME', self.name)}</script></div>",
+                f"<script>{asset('interactive.js').replace('NAME', self.name)}</script></div>",
             ]
         )
 

@@ -141,39 +141,8 @@ def use() -> None:
     The background is white and opaque, so that a figure stays readable, as a card, on a dark
     page. In a running notebook the inline format is set as well, and drawings scale to its column.
     """
-    mpl.rcParams.update(
-        {
-            "figure.figsize": (6.6, 3.7),
-            "figure.dpi": 100,
-            "figure.constrained_layout.use": True,
-            "figure.facecolor": "white",
-            "savefig.facecolor": "white",
-            "savefig.transparent": False,
-            "savefig.pad_inches": 0.12,
-            "svg.fonttype": "path",
-            "svg.hashsalt": "fedlib",
-            "font.size": 11,
-            "axes.titlesize": 12,
-            "axes.titlelocation": "left",
-            "axes.labelsize": 11,
-            "axes.edgecolor": "#55524d",
-            "axes.spines.top": False,
-            "axes.spines.right": False,
-            "axes.grid": True,
-            "axes.axisbelow": True,
-            "grid.color": "#e4e1dc",
-            "grid.linewidth": 0.8,
-            "xtick.labelsize": 10,
-            "ytick.labelsize": 10,
-            "legend.fontsize": 10,
-            "legend.frameon": False,
-            "legend.handlelength": 3.2,
-            "lines.linewidth": 1.8,
-            "lines.markersize": 5.5,
-            "axes.prop_cycle": mpl.cycler(color=PALETTE),
-            "image.cmap": "Blues",
-        }
-    )
+    mpl.style.use("fedlib.lab.show.book")
+    mpl.rcParams["axes.prop_cycle"] = mpl.cycler(color=PALETTE)
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     if shell is not None:
         shell.run_line_magic("config", "InlineBackend.figure_formats = ['svg']")
