@@ -1,10 +1,24 @@
-if(!window.fedx){window.fedx=1;addEventListener("click",e=>{
-const a=e.target.closest("a[href*='#']"),h=a?decodeURIComponent(a.hash).slice(1):"",
-t=h.includes(":")&&document.querySelector(".fedx-go-"+CSS.escape(h.split(":")[0])+" input");
-if(!t)return;e.preventDefault();e.stopPropagation();t.value=h;
-t.dispatchEvent(new Event("input",{bubbles:true}));
-t.closest(".fedx-live").scrollIntoView({block:"nearest"})},true);
-const say=e=>{const h=e.target.closest(".fedx-live .noUi-handle");
-if(h)for(const[name,part]of[["label","label"],["valuetext","readout"]])
-h.setAttribute("aria-"+name,h.closest(".widget-inline-hbox").querySelector(".widget-"+part).textContent)};
-addEventListener("focusin",say);addEventListener("keyup",say)}
+if (!window.fedx) {
+  window.fedx = 1;
+  addEventListener("click", event => {
+    const link = event.target.closest("a[href*='#']");
+    const place = link ? decodeURIComponent(link.hash).slice(1) : "";
+    const figure = ".fedx-go-" + CSS.escape(place.split(":")[0]);
+    const input = place.includes(":") && document.querySelector(figure + " input");
+    if (!input) return;
+    event.preventDefault();
+    event.stopPropagation();
+    input.value = place;
+    input.dispatchEvent(new Event("input", {bubbles: true}));
+    input.closest(".fedx-live").scrollIntoView({block: "nearest"});
+  }, true);
+  const say = event => {
+    const handle = event.target.closest(".fedx-live .noUi-handle");
+    if (!handle) return;
+    const box = handle.closest(".widget-inline-hbox");
+    handle.setAttribute("aria-label", box.querySelector(".widget-label").textContent);
+    handle.setAttribute("aria-valuetext", box.querySelector(".widget-readout").textContent);
+  };
+  addEventListener("focusin", say);
+  addEventListener("keyup", say);
+}
