@@ -9,7 +9,9 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import signal
 import sys
+import threading
 from typing import Any
 from uuid import uuid4
 
@@ -41,8 +43,9 @@ class Kernel(context.Process):
         os.setsid()
         os.chdir(self.folder)
         os.environ.clear()
-        # It ends with the process that it is a fork of, which ends with the one that asked for it.
-        os.environ.update(self.environment, JPY_PARENT_PID=str(os.getppid()))
+        os.environ.update(self.environment)
+        os.environ.pop("JPY_PARENT_PID", None)  # of a kernel that this was begun in
+        threading.Thread(target=end_with_parent, daemon=True).start()
         IPKernelApp.launch_instance(self.options)
 
     def poll(self) -> int | None:
@@ -57,6 +60,13 @@ class Kernel(context.Process):
     def send_signal(self, number: int) -> None:
         """Send it a signal."""
         os.kill(self.pid, number)
+
+
+def end_with_parent() -> None:
+    """Wait for the end of the process that asked for this kernel, and end with all of its own."""
+    if parent := multiprocessing.parent_process():
+        parent.join()
+        os.killpg(0, signal.SIGKILL)
 
 
 class Provisioner(LocalProvisioner):

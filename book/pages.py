@@ -473,7 +473,8 @@ def failed() -> Iterator[str]:
     there = sum(map(claims.is_own_scale, whole))
     yield (
         f"Of the papers' {len(rows)} claims {len(whole)} are contradicted: {names}. "
-        f"Of these, {there} was tried at the paper's own scale. {part} others are contradicted "
+        f"Of these, {there} {'was' if there == 1 else 'were'} tried at the paper's own scale. "
+        f"{part} others are contradicted "
         "{ref}`in part <only-contradicted-in-part>`. Of the "
         f"{len(measured)} that are about runs {sum(map(claims.is_own_scale, measured))} were "
         "tried {ref}`at the papers' own scale <own-scale>`."
