@@ -58,11 +58,43 @@ def own_cache(tmp_path_factory):
         yield
 
 
+STORED = {(m["paper"], m["experiment"]): m for m in records.manifests() if m["profile"] == "smoke"}
+
+
+def kind(paper, name):
+    s = catalogue.settings(paper, name, "smoke")
+    return s["kind"], s.get("study")
+
+
+# Of each kind of study the quickest is made again whatever the stored one says.
+QUICKEST = {kind(*key): key for key in sorted(STORED, key=lambda key: -STORED[key]["wall_seconds"])}
+
+
 @pytest.fixture(scope="module")
-def smoke(tmp_path_factory):
+def known(tmp_path_factory):
+    """Say whether a stored small record is known to come from this code, here.
+
+    To make it again would tell nothing then. Another library, or a processor without what the
+    one had that made it, or a line of code that nobody has tried it with, may give other numbers.
+    """
+    made = again("figB1", tmp_path_factory.mktemp("here")).manifest
+
+    @functools.cache
+    def holds(paper, name):
+        m, s = STORED[paper, name], catalogue.settings(paper, name, "smoke")
+        there, here = ((r["versions"], r["instructions"].split(",")[0]) for r in (m, made))
+        tried = freshness.short_digest(freshness.present_code(s)["code"]) in m["tables"]
+        return there == here and tried and (paper, name) != QUICKEST[kind(paper, name)]
+
+    return holds
+
+
+@pytest.fixture(scope="module")
+def smoke(tmp_path_factory, known):
     """Return a function that runs an experiment at smoke once, and the folder of the records.
 
-    What asks for tuned values gets the stored ones: near ties turn with a last bit.
+    One that is known stands there as if made just now. What asks for tuned values gets the stored
+    ones: near ties turn with a last bit.
     """
     out, made = tmp_path_factory.mktemp("smoke"), {}
 
@@ -73,7 +105,13 @@ def smoke(tmp_path_factory):
                 rates = records.load(paper, s["tuned"], "smoke")
                 records.save(out, rates.frame, rates.manifest)
             place = out / "tuning" if "tunes" in s else out
-            made[paper, name] = experiments.run(paper, name, "smoke", out=place, progress=False)
+            if known(paper, name):
+                stored = records.load(paper, name, "smoke")
+                m = {k: v for k, v in stored.manifest.items() if k not in ("seen", "tables")}
+                records.save(place, stored.frame, {**m, "settings": s, **freshness.present_code(s)})
+                made[paper, name] = records.load(paper, name, "smoke", place)
+            else:
+                made[paper, name] = experiments.run(paper, name, "smoke", out=place, progress=False)
         return made[paper, name]
 
     obtain.out = out
@@ -103,7 +141,7 @@ def test_smoke_record(paper, name, smoke):
     record = smoke(paper, name)
     m, s = record.manifest, catalogue.settings(paper, name, "smoke")
     tunes, tuned = "tunes" in s, {"tuning"} if "tuned" in s else set()
-    assert set(m) == MANIFEST | tuned and record.state.word == "fresh"
+    assert {*m, "cpu_seconds"} == MANIFEST | tuned and record.state.word == "fresh"
     assert (m["paper"], m["experiment"], m["profile"]) == (paper, name, "smoke")
     assert m["settings"] == json.loads(json.dumps(s))
     seeds = tuning.TUNING_SEEDS if tunes else range(1, 100)
@@ -141,8 +179,10 @@ def test_smoke_record(paper, name, smoke):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("paper, name", NAMES, ids=[f"{p}-{n}" for p, n in NAMES])
-def test_the_stored_smoke_record_is_made_again(paper, name, smoke):
+def test_the_stored_smoke_record_is_made_again(paper, name, smoke, known):
     """What makes a record *checked*: a change of any number in any small run is noticed here."""
+    if known(paper, name):
+        return
     held, made = records.load(paper, name, "smoke"), smoke(paper, name)
     m, n = held.manifest, made.manifest
     keys = ("instructions", "versions")
@@ -219,8 +259,8 @@ def test_training_record_holds_the_whole_curve(smoke):
 
 
 @pytest.mark.parametrize("name", ONE_OF_A_KIND)
-def test_two_runs_give_the_same_bytes(name, smoke, tmp_path):
-    first, second = smoke(PAPER, name), again(name, tmp_path)
+def test_two_runs_give_the_same_bytes(name, tmp_path):
+    first, second = again(name, tmp_path / "a"), again(name, tmp_path / "b")
     assert first.path.read_bytes() == second.path.read_bytes()
     assert first.path.parent != second.path.parent
     times = ("date", "wall_seconds", "cpu_seconds")
