@@ -6,22 +6,26 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from filelock import FileLock
 
-# Files that take a minute or more: they begin first, so that two workers end together.
+# Files that take long: they begin first, so that two workers end together. The book's build keeps
+# two cores busy, so those that mostly wait go beside it.
 LONG = (
     "test_site",  # one worker has this and test_profiles
-    "test_experiments",
-    "test_profiles",
     "test_jupyterlab",
-    "test_notebooks",
+    "test_profiles",
     "test_batch_ray",
-    "test_batch",
     "test_guide_batches",
-    "test_cli",
+    "test_vertical_mpi",
+    "test_notebooks",
+    "test_variations",
+    "test_experiments",
+    "test_batch",
     "test_gpu",
+    "test_device",
 )
 
 
@@ -58,7 +62,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if "verdicts" in item.fixturenames:  # whoever is first waits for all of them
+        if "judged" in item.fixturenames:  # whoever is first waits for all of them
             item.add_marker("slow")
     place = {name: n for n, name in enumerate(LONG)}
     items.sort(key=lambda item: place.get(item.path.stem, len(LONG)))
@@ -75,8 +79,8 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(scope="session")
-def verdicts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict]]:
-    """Judge every claim of every paper, once for all processes of a run; return the rows."""
+def judged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Judge every claim of every paper, once for all processes of a run; return where."""
     from fedlib import paths
     from fedlib.lab.evidence import claims
 
@@ -86,7 +90,13 @@ def verdicts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict]]:
         if not page.exists():
             rows = {paper: claims.judge(paper) for paper in paths.papers("claims.toml")}
             page.write_text(json.dumps(rows), "utf-8")
-    return json.loads(page.read_text("utf-8"))
+    return page
+
+
+@pytest.fixture(scope="session")
+def verdicts(judged: Path) -> dict[str, list[dict]]:
+    """Return the rows of every claim of every paper."""
+    return json.loads(judged.read_text("utf-8"))
 
 
 @pytest.fixture

@@ -338,7 +338,7 @@ def test_constants_against_a_whole_hessian():
                     each.append(torch.nn.functional.cross_entropy(logits, task.data.y[rows]))
                 return torch.stack(each).mean()
 
-            H = torch.autograd.functional.hessian(f, theta[0])
+            H = torch.autograd.functional.hessian(f, theta[0], vectorize=True)
             largest = max(largest, float(torch.linalg.eigvalsh(H).max()))
             g = torch.autograd.functional.jacobian(f, theta[0])
             steep = max(steep, float(g @ g) + found["sigma2"] / len(clients))

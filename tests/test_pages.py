@@ -36,7 +36,8 @@ def test_every_page_asks_for_what_can_be_written(copy):
         pages.fill(copy)
 
 
-def test_only_the_comment_is_replaced(copy):
+def test_only_the_comment_is_replaced(copy, verdicts, monkeypatch):
+    monkeypatch.setattr(pages, "judged", verdicts.get)
     (copy / "book" / "page.md").write_text("Before $x$ \\1\n\n<!-- generated: papers -->\n\nAfter")
     pages.fill(copy)
     text = (copy / "book" / "page.md").read_text("utf-8")

@@ -98,7 +98,7 @@ class Seen:
 
 
 @pytest.fixture(scope="session")
-def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+def built(tmp_path_factory: pytest.TempPathFactory, judged: Path) -> tuple[Path, str]:
     """Return the folder of pages and what went wrong: ``$FEDLIB_BOOK``, or a book built here."""
     if given := os.environ.get("FEDLIB_BOOK"):
         return Path(given).resolve(), ""
@@ -106,6 +106,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     done = subprocess.run(
         [sys.executable, str(build.ROOT / "book" / "build.py"), "--out", str(out)],
         cwd=out,
+        env={**os.environ, "FEDLIB_JUDGED": str(judged)},
         capture_output=True,
         text=True,
         check=False,
@@ -182,13 +183,11 @@ def test_no_page_is_long(page, visits):
     assert desk.state["height"] <= LONGEST
 
 
-def test_the_front_page_is_light_with_all_that_it_loads(html):
-    if browser.find() is None:
-        pytest.skip("no Chromium found: install one, or name it in CHROMIUM")
-    with browser.chromium() as chromium:
-        tab = chromium.open()
-        tab.show((html / f"{PAGES[0]}.html").as_uri())
-        loaded = {unquote(urlsplit(u).path) for u in tab.requests if u.startswith("file:")}
+def test_the_front_page_is_light_with_all_that_it_loads(html, chromium):
+    tab = chromium.open()
+    tab.show((html / f"{PAGES[0]}.html").as_uri())
+    loaded = {unquote(urlsplit(u).path) for u in tab.requests if u.startswith("file:")}
+    tab.close()
     assert sum(Path(file).stat().st_size for file in loaded if Path(file).is_file()) <= FRONT
 
 
@@ -319,17 +318,15 @@ def test_what_was_found_stands_on_both_pages_and_leads_to_its_claims(paper, html
 
 
 @pytest.mark.parametrize("paper", paths.papers("findings.toml"))
-def test_the_first_screen_of_results_has_answer_and_picture(paper, html):
-    if browser.find() is None:
-        pytest.skip("no Chromium found: install one, or name it in CHROMIUM")
-    with browser.chromium() as chromium:
-        tab = chromium.open()
-        tab.show(results(paper, html).as_uri(), width=1440)
-        names = ["div.tag_found li:last-child", "article figure img", "article h2"]
-        tops = [
-            tab.evaluate(f"document.querySelector('{name}').getBoundingClientRect().top")
-            for name in names
-        ]
+def test_the_first_screen_of_results_has_answer_and_picture(paper, html, chromium):
+    tab = chromium.open()
+    tab.show(results(paper, html).as_uri(), width=1440)
+    names = ["div.tag_found li:last-child", "article figure img", "article h2"]
+    tops = [
+        tab.evaluate(f"document.querySelector('{name}').getBoundingClientRect().top")
+        for name in names
+    ]
+    tab.close()
     assert tops[0] < tops[1] < 800 and tops[1] < tops[2]
 
 
