@@ -62,7 +62,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if "judged" in item.fixturenames:  # whoever is first waits for all of them
+        if "verdicts_page" in item.fixturenames:  # whoever is first waits for all of them
             item.add_marker("slow")
     place = {name: n for n, name in enumerate(LONG)}
     items.sort(key=lambda item: place.get(item.path.stem, len(LONG)))
@@ -79,7 +79,7 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(scope="session")
-def judged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def verdicts_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Judge every claim of every paper, once for all processes of a run; return where."""
     from fedlib import paths
     from fedlib.lab.evidence import claims
@@ -94,9 +94,9 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def verdicts(judged: Path) -> dict[str, list[dict]]:
+def verdicts(verdicts_page: Path) -> dict[str, list[dict]]:
     """Return the rows of every claim of every paper."""
-    return json.loads(judged.read_text("utf-8"))
+    return json.loads(verdicts_page.read_text("utf-8"))
 
 
 @pytest.fixture

@@ -98,7 +98,7 @@ class Seen:
 
 
 @pytest.fixture(scope="session")
-def built(tmp_path_factory: pytest.TempPathFactory, judged: Path) -> tuple[Path, str]:
+def built(tmp_path_factory: pytest.TempPathFactory, verdicts_page: Path) -> tuple[Path, str]:
     """Return the folder of pages and what went wrong: ``$FEDLIB_BOOK``, or a book built here."""
     if given := os.environ.get("FEDLIB_BOOK"):
         return Path(given).resolve(), ""
@@ -106,7 +106,7 @@ def built(tmp_path_factory: pytest.TempPathFactory, judged: Path) -> tuple[Path,
     done = subprocess.run(
         [sys.executable, str(build.ROOT / "book" / "build.py"), "--out", str(out)],
         cwd=out,
-        env={**os.environ, "FEDLIB_JUDGED": str(judged)},
+        env={**os.environ, "FEDLIB_JUDGED": str(verdicts_page)},
         capture_output=True,
         text=True,
         check=False,
