@@ -41,8 +41,9 @@ def publish(path: Path, content: bytes, instead: str = ANOTHER_FOLDER) -> None:
     part = None
     try:
         for left in path.parent.glob(f".{path.name}.*.part"):
-            if time.time() - left.lstat().st_mtime > OLD:
-                left.unlink()
+            with contextlib.suppress(FileNotFoundError):  # another process was at it
+                if time.time() - left.lstat().st_mtime > OLD:
+                    left.unlink()
         handle, part = tempfile.mkstemp(".part", f".{path.name}.", path.parent)
         with os.fdopen(handle, "wb") as file:
             file.write(content)
@@ -85,11 +86,6 @@ def open_regular(path: Path, most: int) -> io.BufferedReader:
     return path.open("rb")
 
 
-def check_regular(path: Path, most: int) -> None:
-    """Refuse what :func:`open_regular` does, before a file is read in another way."""
-    open_regular(path, most).close()
-
-
 def cannot_write(path: Path, error: OSError, instead: str = ANOTHER_FOLDER) -> FedlibError:
     """Return the error for a file or folder that cannot be written."""
     return FedlibError(f"Cannot write to {path}: {error.strerror or error}. {instead}")
@@ -116,7 +112,7 @@ def _feed(sha256: Any, thing: Any, above: tuple[int, ...]) -> None:
         sha256.update(f"{thing.dtype} {thing.shape}".encode())
         sha256.update(np.ascontiguousarray(thing).tobytes())
     elif (parts := _parts(thing)) is None:
-        sha256.update(repr(thing).encode())
+        sha256.update(re.sub(" at 0x[0-9A-Fa-f]+", "", repr(thing)).encode())
     elif id(thing) not in above:
         inner = hashlib.sha256()
         for part in parts:

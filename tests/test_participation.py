@@ -221,3 +221,24 @@ def test_the_official_sampler_takes_permutations_from_their_ends():
 def test_processes_that_cannot_be(make):
     with pytest.raises(FedlibError, match="whole number|A trace needs"):
         make()
+
+
+def test_a_recording_begins_again_after_its_rounds_and_is_a_copy():
+    weights = np.eye(3)
+    trace = pt.Trace(weights)
+    weights[:] = [0, 0, 1]
+    assert trace.cycle == 3
+    assert [trace.draw(0, t)[0].tolist() for t in range(4)] == [[0], [1], [2], [0]]
+
+
+def test_a_window_drifts_on_for_as_long_as_one_likes():
+    drift, t = pt.Drift(10, 2, 1), 1024 * 1100
+    steps = [stream(3, "participation", n).integers(0, 3, 1024).sum() for n in range(1100)]
+    start = stream(3, "participation start").integers(10) + sum(steps)
+    step = stream(3, "participation", 1100).integers(0, 3, 1024)[0]
+    assert drift.draw(3, t)[0][0] == (start + step) % 10
+
+
+def test_probabilities_of_all_clients_are_a_tuple():
+    with pytest.raises(FedlibError, match=r"a number, or a tuple of one a client; got \[0.1"):
+        pt.Markov(2, on=[0.1, 0.2])

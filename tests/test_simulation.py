@@ -520,3 +520,22 @@ def test_a_checkpoint_that_never_ends_is_not_read(kind, tmp_path, in_time):
     with pytest.raises(FedlibError, match="not a regular file"):
         kept = Checkpoint(path)
         simulate(FedAvg(pt.Full(task.N), 0.1), task, 2, checkpoint=kept, progress=False)
+
+
+def test_numbers_of_numpy_are_seeds_that_a_checkpoint_holds(tmp_path):
+    there = [trained("amplified", tmp_path, seeds=np.array(SEEDS)).frame for _ in range(2)]
+    pd.testing.assert_frame_equal(*there)
+    pd.testing.assert_frame_equal(there[0], trained("amplified").frame)
+
+
+def test_a_run_that_ends_early_by_divergence_is_kept(tmp_path):
+    task = classification(np.float32)
+    told = dict(seeds=(1,), progress=False, checkpoint=Checkpoint(tmp_path / "run.pt", 10))
+    history = simulate(FedAvg(pt.Full(N), 1e38), task, 50, **told)
+    assert history.state.t < 10 and (tmp_path / "run.pt").exists()
+
+
+def test_rounds_to_look_at_are_several():
+    assert Evaluation(at=np.array([1, 2])).due(2)
+    with pytest.raises(FedlibError, match=r"at is rounds, such as \(1, 10\); got 5"):
+        Evaluation(at=5)

@@ -82,3 +82,19 @@ def test_evaluation_is_shared_out_without_changing_a_bit(two_threads):
         found.append(task.evaluate(theta))
     assert all(torch.equal(found[0][key], found[1][key]) for key in found[0])
     assert not found[0]["loss"].requires_grad
+
+
+def test_pieces_of_a_piece_are_done_where_it_is(monkeypatch, in_time):
+    """Else both cores would wait for a third."""
+    done = []
+
+    def piece(n):
+        cores.side_by_side(lambda m: done.append((n, m)), range(2))
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        cores.side_by_side(piece, range(2))
+    finally:
+        torch.set_num_threads(before)
+    assert sorted(done) == [(0, 0), (0, 1), (1, 0), (1, 1)]

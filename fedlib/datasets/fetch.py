@@ -124,7 +124,7 @@ def verify(name: str | None = None) -> list[dict[str, Any]]:
     ----------
     name
         Data set name; all but the made ones when left out, since those are never in the cache.
-        Naming a made set makes it and compares its hash.
+        Naming a made set with a hash makes it and compares that.
 
     Returns
     -------
@@ -135,6 +135,8 @@ def verify(name: str | None = None) -> list[dict[str, Any]]:
     """
     every = [each for each in all_cards().values() if not each.generator]
     selected = [card(name)] if name is not None else every
+    if name is not None and selected[0].base and not selected[0].embedded:
+        return verify(selected[0].base)  # whose files it is made of
     rows = [_verify_file(each, file) for each in selected for file in each.files]
     return rows + [_verify_folder(each) for each in selected if each.folder]
 

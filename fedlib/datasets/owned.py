@@ -8,6 +8,7 @@ every owner a client. `only` takes some of them.
 from __future__ import annotations
 
 import difflib
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -41,12 +42,12 @@ class Owners:
     test: np.ndarray
     traits: Mapping[str, np.ndarray] = field(default_factory=dict)
 
-    @property
+    @functools.cached_property
     def train_parts(self) -> list[np.ndarray]:
         """Training rows of each owner, in their order, a client for each."""
         return _group(self.train, len(self.names))
 
-    @property
+    @functools.cached_property
     def test_parts(self) -> list[np.ndarray]:
         """Test rows of each owner, in their order."""
         return _group(self.test, len(self.names))

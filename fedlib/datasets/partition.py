@@ -225,10 +225,11 @@ def summary(labels: np.ndarray, parts: Sequence[np.ndarray]) -> pd.DataFrame:
     pandas.DataFrame
         ``size``; ``majority``, the label it has most of; ``share`` of that label;
         ``distance``, half the L1 distance between its label distribution and that of all
-        samples (0: the same, towards 1: nothing in common).
+        samples (0: the same, towards 1: nothing in common). Of a client without samples the
+        shares are 0.
     """
     counts = histogram(labels, parts)
-    shares = counts / counts.sum(1, keepdims=True)
+    shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     overall = counts.sum(0) / counts.sum()
     return pd.DataFrame(
         {

@@ -15,7 +15,7 @@ import torch
 from fedlib.engine.checks import check_whole_number
 from fedlib.engine.protocols import S, State
 from fedlib.errors import FedlibError
-from fedlib.files import check_regular, make_folder, publish
+from fedlib.files import make_folder, open_regular, publish
 
 LARGEST_CHECKPOINT = 1 << 36  # bytes that a checkpoint may have
 MARK = b"fedlib checkpoint, SHA-256 of what follows the line: "
@@ -51,9 +51,9 @@ class Checkpoint:
     def __post_init__(self) -> None:
         check_whole_number("every", self.every, 0)
 
-    def due(self, done: int, rounds: int) -> bool:
-        """Say whether to save after so many rounds."""
-        return self.every > 0 and (done % self.every == 0 or done == rounds)
+    def due(self, done: int, last: bool) -> bool:
+        """Say whether to save after so many rounds, or the last."""
+        return self.every > 0 and (done % self.every == 0 or last)
 
 
 def state_fields(state: State) -> dict[str, Any]:
@@ -77,8 +77,8 @@ def save(
 def restore(path: str | Path, state: S, label: str, algorithm: str) -> tuple[S, TidyRows, Diverged]:
     """Read a checkpoint of this label; nothing in it is ever run. The algorithm is shown only."""
     try:
-        check_regular(Path(path), LARGEST_CHECKPOINT)
-        first, _, content = Path(path).read_bytes().partition(b"\n")
+        with open_regular(Path(path), LARGEST_CHECKPOINT) as file:
+            first, _, content = file.read().partition(b"\n")
         if first != MARK + hashlib.sha256(content).hexdigest().encode():
             raise ValueError("it is damaged, or no checkpoint")
         saved = torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
@@ -13,6 +14,8 @@ from typing import Any
 import torch
 from threadpoolctl import threadpool_limits
 
+_here = threading.local()  # whether this thread is at a piece
+
 
 def side_by_side(work: Callable[[Any], None], pieces: Sequence[Any]) -> None:
     """Call ``work`` once with each piece, on as many cores as torch was given threads.
@@ -20,14 +23,20 @@ def side_by_side(work: Callable[[Any], None], pieces: Sequence[Any]) -> None:
     Within a piece PyTorch uses one core. An error in one piece ends all: those at work are
     waited for, no further one is begun, and the error is raised.
     """
+    if getattr(_here, "helps", False):  # of a piece: all cores are taken
+        for piece in pieces:
+            work(piece)
+        return
     shared = iter(pieces)  # whoever is free takes the next one
 
     def help_out() -> None:
+        _here.helps = True
         try:
             for rows in shared:
                 work(rows)
         finally:
             list(shared)  # after an error or Ctrl-C there is nothing left to take
+            _here.helps = False
 
     # this thread takes pieces as well, so one helper fewer than there are cores
     with _one_core_each() as cores:

@@ -48,7 +48,9 @@ class Evaluation:
         check_whole_number("every", self.every)
         if self.limit is not None:
             check_whole_number("limit", self.limit)
-        for t in self.at or ():
+        if not isinstance(self.at, Collection | None):
+            raise FedlibError(f"at is rounds, such as (1, 10); got {self.at!r}.")
+        for t in () if self.at is None else self.at:
             check_whole_number("Each of at", t, 0)
         if not isinstance(self.splits, Sequence):
             raise FedlibError(f"splits are names, such as ('train', 'test'); got {self.splits!r}.")

@@ -64,6 +64,8 @@ def mix(theta: Tensor, W: Tensor | Groups) -> Tensor:
         When the shapes do not fit.
     """
     if isinstance(W, Groups):
+        if not isinstance(theta, Tensor) or not theta.is_floating_point():
+            raise FedlibError(f"theta is real rows [R, C, P] or [R C, P]; got {theta!r}.")
         return _mix_groups(_runs(theta, W.count * W.size), W)
     check_weights(theta, W)
     theta, weights = _runs(theta, W.shape[-1]), W.is_floating_point()

@@ -77,12 +77,14 @@ def _keeper() -> torch.cuda.CUDAGraph:
 @contextmanager
 def no_collection() -> Iterator[None]:
     """Keep Python from clearing away an old recording while a new one is being made."""
+    before = gc.isenabled()
     gc.collect()
     gc.disable()
     try:
         yield
     finally:
-        gc.enable()
+        if before:
+            gc.enable()
 
 
 def replayed(kept: dict[Hashable, Any], key: Hashable, work: Work, inputs: Sequence[Tensor]) -> Any:

@@ -111,10 +111,9 @@ def simulate(
     if isinstance(task, str | int | float):
         raise FedlibError(f"A task is what is learned, as Task(model, data); got {task!r}.")
     check_options(state, evaluation, callbacks, name, checkpoint)
-    if rounds and evaluation is not None and max(evaluation.at or (0,)) > rounds:
-        raise FedlibError(
-            f"There is no round {max(evaluation.at or ())} to look after: {rounds} rounds are run."
-        )
+    latest = 0 if evaluation is None or evaluation.at is None else max(evaluation.at, default=0)
+    if rounds and latest > rounds:
+        raise FedlibError(f"There is no round {latest} to look after: {rounds} rounds are run.")
     seeds, look, keep = checked_seeds(seeds), evaluation or Evaluation(), checkpoint or Checkpoint()
     state = algorithm.init(task, seeds) if state is None else state
     runs, first, label = _named(name, state.seeds), state.t, ""
@@ -144,8 +143,9 @@ def simulate(
             done = state.t - first
             if look.due(done) or done == rounds:
                 measure(state)
-            over = keep.until is not None and done < rounds and time.monotonic() > keep.until
-            if keep.path is not None and (keep.due(done, rounds) or over):
+            last = done == rounds or len(diverged) == len(state.seeds)
+            over = keep.until is not None and not last and time.monotonic() > keep.until
+            if keep.path is not None and (keep.due(done, last) or over):
                 save(keep.path, state, rows, diverged, label, repr(algorithm))
             bar.update()
             if over:
@@ -172,7 +172,7 @@ def _named(name: str | Sequence[str], seeds: Sequence[int]) -> list[tuple[str, i
     names = [name] * len(seeds) if isinstance(name, str) else list(name)
     if len(names) != len(seeds):
         raise FedlibError(f"{len(names)} names for {len(seeds)} runs. Give one, or one for each.")
-    runs = list(zip(names, seeds, strict=True))
+    runs = list(zip(names, map(int, seeds), strict=True))
     for run, seed in runs:
         if runs.count((run, seed)) > 1:
             raise FedlibError(f"Seed {seed} occurs twice in run {run!r}: {tuple(seeds)}.")

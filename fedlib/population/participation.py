@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -300,6 +301,8 @@ class Markov(_Sequential):
         super().__post_init__()
         if self.cap is not None:
             check_whole_number("cap", self.cap)
+        if not isinstance(self.on, Real | tuple):
+            raise FedlibError(f"on is a number, or a tuple of one a client; got {self.on!r}.")
         if isinstance(self.on, tuple) and len(self.on) != self.N:
             raise FedlibError(f"on has {len(self.on)} numbers, and there are {self.N} clients.")
         if not (0 < np.min(self.on) <= np.max(self.on) <= 1 and 0 < self.off <= 1):
@@ -339,6 +342,8 @@ class Drift(_Some):
 
     def draw(self, seed: int, t: int) -> Draw:
         """Return the ``S`` clients under the window."""
+        for block in range(0, t // 1024, 256):  # no recursion deeper than that
+            _drift(seed, self.N, self.speed, block)
         position = _drift(seed, self.N, self.speed, t // 1024)[t % 1024]
         return equal((position + np.arange(self.S)) % self.N)
 
@@ -361,7 +366,7 @@ class Trace(Participation):
 
     def __init__(self, recorded: np.ndarray) -> None:
         try:
-            recorded = np.asarray(recorded, dtype=float)
+            recorded = np.array(recorded, dtype=float)
         except (TypeError, ValueError):
             recorded = np.zeros(0)
         sums = recorded.sum(1) if recorded.ndim == 2 and recorded.size else np.zeros(1)
@@ -373,6 +378,11 @@ class Trace(Participation):
         super().__init__(recorded.shape[1])
         object.__setattr__(self, "recorded", recorded)
         object.__setattr__(self, "digest", digest(recorded)[:16])
+
+    @property
+    def cycle(self) -> int:
+        """Rounds after which the recording starts again."""
+        return len(self.recorded)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Trace) and self.digest == other.digest
