@@ -130,3 +130,14 @@ def test_a_gradient_has_all_of_the_l2_term():
     part = task.data.parts[1]
     (by_hand(leaf[0], task.data.x[part], task.data.y[part])[0] + 0.05 * (leaf**2).sum()).backward()
     assert (task.client_gradients(theta)[1] - leaf.grad[0]).abs().max() < 1e-12
+
+
+def test_weights_by_size_are_each_seeds_own():
+    task, halves = unequal(test_parts=False), np.split(np.arange(13), [7, 9, 12])
+    task = Task(task.model, task.data.with_splits({3: task.data.parts, 4: halves}))
+    algorithm = FedAvg(pt.Full(N), 0.3, weights="sizes")
+    together, _ = algorithm.round(algorithm.init(task, (3, 4)), task)
+    for r, seed in enumerate((3, 4)):
+        mine = Task(task.model, task.data.of(seed))
+        alone, _ = algorithm.round(algorithm.init(mine, (seed,)), mine)
+        assert torch.equal(together.x[r], alone.x[0])

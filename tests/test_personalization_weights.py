@@ -231,3 +231,10 @@ Z = torch.zeros(2, 2).double()
 def test_what_makes_no_sense_is_refused_in_a_sentence(call, match):
     with pytest.raises(FedlibError, match=match):
         call()
+
+
+def test_large_distances_swallow_no_width():
+    """Only differences count; from 0 and 1e6 on at so small a width all goes to the nearer one."""
+    z = torch.tensor([1e6, 2e6], dtype=torch.float64)
+    assert weights.water_fill(z, torch.ones(2), 1e-11).tolist() == [1, 0]
+    assert weights.project(torch.tensor([1e17, 0.0], dtype=torch.float64)).tolist() == [1, 0]

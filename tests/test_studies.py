@@ -260,11 +260,12 @@ def test_delays_have_the_means_of_the_settings(monkeypatch):
         raise Seen(algorithm)
 
     monkeypatch.setattr(tiers, "simulate", look)
-    run = dict(run="a", wait=True, slow=4)
+    run = dict(run="a", wait=True, slow=4, lr=0.3)  # of its own
     s = {**SILOS, "comm": 10, "Q": 5, "lr": 0.1, "tick": 50, "ticks": 2, "runs": [run]}
     with pytest.raises(Seen) as found:
         tiers.waiting(job({**s, "evaluate_every": 1}))
     (algorithm,) = found.value.args
-    assert algorithm.comm.expected == 10 and [law.expected for law in algorithm.comp] == [1, 4]
+    assert algorithm.lr == 0.3 and algorithm.comm.expected == 10
+    assert [law.expected for law in algorithm.comp] == [1, 4]
     assert (algorithm.local_steps, algorithm.batch_size, algorithm.tick) == (5, 20, 50)
     assert algorithm.wait

@@ -154,6 +154,20 @@ def test_sparse_data_and_remembering_scalars_alone(method):
     same_path(run, task, method, 0.05, table="theta")
 
 
+@pytest.mark.parametrize("q", [40, 120])
+def test_sparse_rows_of_many_parties_move_as_dense_ones(q):
+    """So many updates follow one read that a scale kept beside the weights would pass zero."""
+    x = np.eye(q)[np.arange(2 * q) % q] * (1 + np.arange(2 * q) % 3)[:, None]
+    y = np.where(np.arange(2 * q) % 2, 1.0, -1.0)
+    blocks = split_features(q, q)
+    told = dict(epochs=2, active=q)
+    dense, thin = (
+        synchronous(Problem(rows, y, blocks, "logistic", 0.01, "l2"), "sgd", 1.0, **told).w
+        for rows in (x, sparse.csr_array(x))
+    )
+    assert np.abs(dense).max() > 0.1 and np.allclose(dense, thin, rtol=0, atol=1e-10)
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_parties_and_masks_change_nothing_but_rounding(method):
     """Test 3."""

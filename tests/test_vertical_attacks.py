@@ -217,7 +217,7 @@ def test_colluders_in_figure_5():
     scores = np.array([0.5, -1.25, 3.0, 8.0])
     transcript = aggregate(scores, FIGURE_5, ModularMasks(), rng(13)).transcript
     for coalition, want in (([2, 3], {4: 8.0}), ([1, 4], {2: -1.25, 3: 3.0}), ([1], {}), ([4], {})):
-        found = attacks.unmask(transcript, FIGURE_5, coalition)
+        found = attacks.unmask(transcript, FIGURE_5, iter(coalition))
         assert {party: ModularMasks().decode(v) for party, v in found.items()} == want
 
 
@@ -590,7 +590,7 @@ def test_laplace_noise_is_private_over_all_visits():
 
 
 @pytest.mark.parametrize(
-    ("epsilon", "delta", "visits"), [(1, 1e-5, 1), (3, 1e-6, 10), (8, 1e-3, 2)]
+    ("epsilon", "delta", "visits"), [(1, 1e-5, 1), (3, 1e-6, 10), (8, 1e-3, 2), (1e-6, 1e-6, 1)]
 )
 def test_gaussian_noise_is_private_by_integration(epsilon, delta, visits):
     """δ is the mass by which one law exceeds e^ε times the other: integrated on a grid."""
@@ -684,6 +684,16 @@ def test_labels_at_even_odds_are_named_within_the_bound_of_the_guard():
     assert 0.55 < named < bound + 3 * 0.5 / np.sqrt(n) < 0.75
     bare = mitigations.guarded(Guard(), x, y, np.split(np.arange(4), 2), steps)
     assert (-np.sign(bare.theta.sum(axis=0)) == y).all()
+
+
+def test_a_guard_that_is_none_is_refused(cancer):
+    (x, y), _, blocks = cancer
+    for one in (1, 0, 99):
+        with pytest.raises(FedlibError, match=rf"Parties that leave are of 2 to .*\[{one}\]"):
+            mitigations.guarded(Guard(), x, y, blocks, 2, leaves={one: 1})
+    for wrong in (dict(row_limit=0), dict(score_limit=-1.0), dict(row=-1.0)):
+        with pytest.raises(FedlibError, match=[*wrong][0]):
+            Guard(**wrong)
 
 
 def test_a_guarded_training_goes_on_when_a_party_leaves(cancer):

@@ -147,6 +147,8 @@ def by_hand(waiting: bool, steps: int, slow: float) -> float:
 def test_the_simulator_of_the_same_settings_has_the_seconds_of_a_calculation(waiting, slow):
     run = predicted_run(two_parties(), "sgd", 0.1, **slept(waiting, slow))
     assert run.rows[-1].time == pytest.approx(by_hand(waiting, 10, slow), rel=1e-12)
+    bare = predicted_run(two_parties(), "sgd", 0.1, epochs=1, waiting=waiting)
+    assert bare.rows[-1].time == 0, "as processes, which are told nothing, do not sleep"
 
 
 def two_parties() -> Problem:

@@ -398,11 +398,14 @@ def test_pairs_of_three_parties_by_hand():
         (dict(way="own labels"), "AFSVRG-VP: the method is svrg"),
         (dict(goal=9.0), "the goal is set after 9 passes, and there are 4"),
         (dict(columns=7), "columns = 7.*Leave the setting out"),
+        (dict(run=dict(lam=9.0, rows=3)), "Run 'a': lam, rows: one value for all runs"),
+        (dict(parties_grid=[2, 4]), "a speed-up is over one party"),
         (dict(rows=600), "rows = 600 and tests = 40.*569 rows in all"),
     ],
 )
 def test_what_cannot_be_run_is_said(change, message):
-    run = dict(run="a", method="sgd", way="waiting") | {
+    change = dict(change)
+    run = dict(run="a", method="sgd", way="waiting") | change.pop("run", {}) | {
         k: v for k, v in change.items() if k in ("method", "way", "links")
     }
     with pytest.raises(FedlibError, match=message):
@@ -410,7 +413,9 @@ def test_what_cannot_be_run_is_said(change, message):
 
 
 def test_attacks_say_what_they_need():
-    for run, message in ((dict(attack="labels"), "Name it"), (dict(attack="features"), "width")):
+    squared = dict(attack="labels", method="sgd", loss="squared")
+    for run, message in ((dict(attack="labels"), "Name it"), (dict(attack="features"), "width"),
+                         (squared, "logistic loss")):  # fmt: skip
         s = {**S, "runs": [run | {"run": "a"}]}
         with pytest.raises(FedlibError, match=message):
             study.secrets(Job(s, (1,), progress=False))

@@ -20,6 +20,7 @@ from fedlib.engine.data import Reading
 from fedlib.engine.draws import ON_HOST, Array, draw_one
 from fedlib.engine.local import local_sgd
 from fedlib.engine.mixing import average
+from fedlib.engine.steps import Step
 from fedlib.engine.sweeps import column
 from fedlib.engine.tasks import Task
 from fedlib.errors import FedlibError, unknown
@@ -116,9 +117,14 @@ class FedAvg:
         return replace(state, x=state.x + d, cursor=drawn.cursor, t=state.t + 1), {}
 
 
+def sizes_of(task: Task, seeds: Sequence[int]) -> np.ndarray:
+    """Return how many samples each client has in each run, ``[R, N]``."""
+    return np.stack([task.data.of(seed).sizes for seed in seeds])
+
+
 def by_size(q: np.ndarray, clients: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Return weights ``[R, S]`` proportional to q and to the clients' ``sizes[N]``."""
-    q = q * sizes[clients]
+    """Return weights ``[R, S]`` proportional to q and to the clients' ``sizes[R, N]``."""
+    q = q * np.take_along_axis(sizes, clients, 1)
     return q / q.sum(1, keepdims=True)
 
 
@@ -146,10 +152,10 @@ def draws(
     algorithm: Averaging, state: State, task: Task, sizes: bool = False
 ) -> Iterator[Drawn[np.ndarray]]:
     """Draw the rounds after a state; weights proportional to the clients' ``sizes`` if wanted."""
-    cursor = state.cursor
+    cursor, held = state.cursor, sizes_of(task, state.seeds) if sizes else None
     for t in itertools.count(state.t):
         clients, q = algorithm.participation.cohort_arrays(state.seeds, t)
-        q = by_size(q, clients, task.data.sizes) if sizes else q
+        q = q if held is None else by_size(q, clients, held)
         drawn = read(algorithm, state.seeds, task, clients, q, cursor)
         cursor = drawn.cursor
         yield drawn
@@ -170,18 +176,38 @@ def read(
     return Drawn(q, reading, cursor)
 
 
-def movement(algorithm: Averaging, x: Tensor, task: Task, drawn: Drawn[Tensor]) -> Tensor:
-    """Return ``d = Σ_n q_n (y_n - x)`` for every run, ``[R, P]``.
+def movements(
+    algorithm: Averaging,
+    x: Tensor,
+    task: Task,
+    drawn: Drawn[Tensor],
+    step: Step | None = None,
+    **extras: Tensor,
+) -> Tensor:
+    """Return how far each client's local steps lead from its run's model, ``[R * S, P]``.
 
     The copies of all runs and clients are rows of one matrix: each run's model is repeated
-    for its clients, all rows take their local steps, and the weights contract them again.
+    for its clients, and all rows take their local steps.
+
+    Parameters
+    ----------
+    x
+        Global models ``[R, P]``.
+    step
+        The local rule, see :mod:`fedlib.engine.steps`; None is plain SGD.
+    extras
+        What the rule needs of each copy, ``[R * S, ...]``.
     """
     cohort = drawn.q.shape[1]
-    check_room(len(x) * cohort, x.shape[1], 3, x)
+    check_room(len(x) * cohort, x.shape[1], 4, x)
     start = x.repeat_interleave(cohort, 0)  # [R S, P]
-    batches = drawn.reading.batches(task.data.dtype)
-    y = local_sgd(task, start, batches, column(algorithm.lr, x, cohort))
-    return average(y - start, drawn.q)
+    batches, rate = drawn.reading.batches(task.data.dtype), column(algorithm.lr, x, cohort)
+    return local_sgd(task, start, batches, rate, step=step, extras=extras) - start
+
+
+def movement(algorithm: Averaging, x: Tensor, task: Task, drawn: Drawn[Tensor]) -> Tensor:
+    """Return ``d = Σ_n q_n (y_n - x)`` for every run, ``[R, P]``."""
+    return average(movements(algorithm, x, task, drawn), drawn.q)
 
 
 def start(

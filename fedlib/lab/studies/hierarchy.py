@@ -263,14 +263,15 @@ def on_time(
         done = rounds_by(line, time, looks)
         mine = frame[(frame["run"] == name) & (frame["seed"] == seed)]
         wide = mine.pivot(index="round", columns=["split", "metric"], values="value")
+        wide = wide[wide.index.isin(done)]  # in other rounds stands what another run was due for
         wide = wide.reindex(done, method="ffill").set_index(np.arange(looks + 1))
+        when = history.diverged.get((name, seed))
+        if when is not None:
+            lost[seed] = int(np.searchsorted(done, when))
         long = wide.rename_axis(index="round").stack(["split", "metric"], future_stack=True)
         long = long.rename("value").reset_index()
         long = long.assign(run=name, seed=seed, clock=at[long["round"]], rounds=done[long["round"]])
         parts += [long, _whole(name, seed, line)]
-        when = history.diverged.get((name, seed))
-        if when is not None:
-            lost[seed] = int(np.searchsorted(done, when))
     columns = ["run", "seed", "round", "clock", "rounds", "split", "metric", "value"]
     return pd.concat(parts, ignore_index=True)[columns], lost
 

@@ -22,7 +22,7 @@ from fedlib.lab import trials
 from fedlib.lab.job import Job, Outcome, Settings, alike, checkpoint, joined, off_cycle, split_runs
 from fedlib.lab.job import study as function_of
 from fedlib.lab.studies.personalization_people import Judges
-from fedlib.lab.studies.shared import build_task, measured, pool_pixels, side_by_side
+from fedlib.lab.studies.shared import build_task, dealt, measured, pool_pixels, side_by_side
 from fedlib.papers.beyond.algorithm import AmplifiedHierarchicalSGD
 from fedlib.papers.fedavg import FedAvg
 from fedlib.papers.methods import fednova, fedprox, lookahead, mifa, scaffold, server
@@ -57,6 +57,10 @@ class Trying(Settings):
     rounds: PositiveInt
     looks: PositiveInt
     evaluate_on: PositiveInt  # training samples
+
+
+METHOD = ("method", "strength", "interval", "waits", "lr", "batch_size", "rounds", "looks",
+          "evaluate_on")  # settings that are no part of a situation  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -135,13 +139,10 @@ def _place(
     s: Trying, seeds: Sequence[int], device: str, process: Participation, steps: Any = None
 ) -> Place:
     """Return the situation of a process: a class for each client, but for a share from anywhere."""
-    data = datasets.load(s["dataset"], progress=False)
-    train_x, test_x = (pool_pixels(x, s.get("pool", 1)) for x in (data.train_x, data.test_x))
-    y, N = data.train_y, s["clients"]
-    splits = {seed: partition.similarity(y, N, seed, other=s["skew"]) for seed in seeds}
-    task = build_task(s, splits, device, train_x, y, test_x, data.test_y)
+    data, N = datasets.load(s["dataset"], progress=False), s["clients"]
+    splits = {seed: partition.similarity(data.train_y, N, seed, other=s["skew"]) for seed in seeds}
+    task, hashes = dealt(s, data, splits, device)
     every = np.broadcast_to(s["local_steps"] if steps is None else steps, N)
-    hashes = _hashes(data, train_x, y, test_x, data.test_y)
     return Place(task, process, tuple(every.tolist()), hashes)
 
 
@@ -320,7 +321,7 @@ def trying(job: Job[Trying]) -> Outcome:
         first, names = runs[0], [run["run"] for run in runs]
         if first["situation"] not in SITUATIONS:
             raise unknown("situation", first["situation"], SITUATIONS)
-        key = repr((first["situation"], first["knob"]))
+        key = repr([first.get(name) for name in Trying.__annotations__ if name not in METHOD])
         if key not in places:
             places[key] = SITUATIONS[first["situation"]](first, job.seeds, job.device)
         setup = _setup(places[key], runs, len(job.seeds))

@@ -248,11 +248,11 @@ def toy(job: Job[Toy]) -> Outcome:
         metrics["distance"] = (state.x - optimum).norm(dim=1)
         return {("toy", metric): value for metric, value in metrics.items()}
 
-    for run in s["runs"]:
-        algorithm = GeneralizedFedAvg(Cyclic(3), run["lr"], run["amplify"], run["interval"])
+    for r in ({**s, **run} for run in s["runs"]):
+        algorithm = GeneralizedFedAvg(Cyclic(3), r["lr"], r["amplify"], r["interval"])
         history = simulate(
-            algorithm, task, s["toy_rounds"], (0,), state=algorithm.init(task, (0,), start),
-            evaluation=Evaluation(measure=position), name=run["run"], progress=False,
+            algorithm, task, r["toy_rounds"], (0,), state=algorithm.init(task, (0,), start),
+            evaluation=Evaluation(measure=position), name=r["run"], progress=False,
         )  # fmt: skip
         frames.append(history.frame)
     return Outcome(pd.concat(frames, ignore_index=True), {}, {})

@@ -261,7 +261,7 @@ class ClientMetrics:
                 for split, each in judged.items()
                 for metric, value in each.items()
             }
-            if len(np.unique(self.groups)) == 2:
+            if all((self.groups == k).any(1).all() for k in range(2)) and self.groups.max() == 1:
                 for k in range(2):
                     mine = torch.from_numpy(self.groups == k)
                     mean = (judged["test"]["accuracy"] * mine).sum(1) / mine.sum(1)

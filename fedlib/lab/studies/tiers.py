@@ -139,19 +139,19 @@ def sweep(job: Job[Sweep]) -> Outcome:
         r, names = runs[0], [run["run"] for run in runs]
         if "crowd" in r:
             r["clients"] = {"few": min, "many": max}[r["crowd"]](r["clients_grid"])
-        key = repr([r.get("silos"), r["clients"], r["model"]])
+        key = repr([r.get(name) for name in Split.__annotations__])
         if key not in tasks:
             tasks[key], hashes = build_task(r, job.seeds, job.device)
         task = tasks[key]
         rates, seeds = [run["lr"] for run in runs], job.seeds * len(runs)
         lr = tuple(rate for rate in rates for _ in job.seeds) if len(runs) > 1 else rates[0]
-        rounds = s["steps"] // r["Q"]
+        rounds = r["steps"] // r["Q"]
         start = task.init(job.seeds).repeat(len(runs), 1)
-        algorithm = TDCD(lr, r["Q"], s["batch_size"])
+        algorithm = TDCD(lr, r["Q"], r["batch_size"])
         history = simulate(
             algorithm, task, rounds, seeds, state=algorithm.init(task, seeds, start),
             evaluation=Evaluation(
-                at=log_rounds(rounds, s["looks"]), splits=("train", "test"), limit=s["evaluate_on"]
+                at=log_rounds(rounds, r["looks"]), splits=("train", "test"), limit=r["evaluate_on"]
             ),
             name=[name for name in names for _ in job.seeds], progress=job.progress,
             checkpoint=checkpoint(job, names[0], max(1, 300 // r["Q"])),
@@ -243,32 +243,35 @@ def waiting(job: Job[Waiting]) -> Outcome:
     """
     s = job.settings
     task, hashes = build_task(s, job.seeds, job.device)
-    frames, staleness = [], []
-    for run in s["runs"]:
-        comm = ShiftedExponential(s["comm"] / 2, s["comm"] / 2)
-        paces = [1.0] * (task.N - 1) + [float(run["slow"])]
+    frames, staleness, diverged = [], [], {}
+    for r in ({**s, **run} for run in s["runs"]):
+        comm = ShiftedExponential(r["comm"] / 2, r["comm"] / 2)
+        paces = [1.0] * (task.N - 1) + [float(r["slow"])]
         comp = tuple(ShiftedExponential(0.5 * pace, 0.5 * pace) for pace in paces)
         algorithm = AsyncTDCD(
-            s["lr"], s["Q"], s["batch_size"], comm, comp, wait=run["wait"], tick=s["tick"]
+            r["lr"], r["Q"], r["batch_size"], comm, comp, wait=r["wait"], tick=r["tick"]
         )
         kept: list[HubRound] = []
         history = simulate(
-            algorithm, task, s["ticks"], job.seeds,
+            algorithm, task, r["ticks"], job.seeds,
             evaluation=Evaluation(
-                s["evaluate_every"], splits=("train", "test"), limit=s["evaluate_on"]
+                r["evaluate_every"], splits=("train", "test"), limit=r["evaluate_on"]
             ),
             callbacks=[lambda _, metrics, kept=kept: kept.extend(metrics["hub_rounds"])],
-            name=run["run"], progress=job.progress, checkpoint=Checkpoint(until=job.until),
+            name=r["run"], progress=job.progress, checkpoint=Checkpoint(until=job.until),
         )  # fmt: skip
         frames.append(history.frame)
+        if history.diverged:
+            diverged[r["run"]] = {seed: t for (_, seed), t in history.diverged.items()}
         for seed in job.seeds:
             hubs = [hub for hub in kept if hub.seed == seed]
-            staleness += measured(dict(run=run["run"], seed=seed, split="time"), {
+            staleness += measured(dict(run=r["run"], seed=seed, split="time"), {
                 "hub rounds": len(hubs),
                 "staleness": np.mean([max(hub.staleness) for hub in hubs]),
                 "idle time": np.mean([hub.finish - hub.start - hub.busy for hub in hubs]),
             })  # fmt: skip
-    return Outcome(pd.concat([*frames, pd.DataFrame(staleness)], ignore_index=True), {}, hashes)
+    frame = pd.concat([*frames, pd.DataFrame(staleness)], ignore_index=True)
+    return Outcome(frame, diverged, hashes)
 
 
 # --- what a device is tried with ------------------------------------------------------------------

@@ -180,11 +180,6 @@ def read(s: Cut) -> AllRows:
                 )
             x = fewer(x, s[key])
     y = np.concatenate([data.train_y, data.test_y])
-    if s["rows"] + s["tests"] > len(y):
-        raise FedlibError(
-            f"rows = {s['rows']} and tests = {s['tests']}, and '{s['dataset']}' has {len(y)} rows "
-            "in all. Take fewer."
-        )
     arrays = (x.data, x.indices, x.indptr, y) if sparse.issparse(x) else (x, y)
     used = datasets.fingerprint(*arrays)
     return AllRows(x, y, data.span is not None, {**data.hashes, "as used": used})
@@ -218,6 +213,11 @@ def deal(s: Cut, table: AllRows, seed: int) -> tuple[Problem, Any, np.ndarray]:
     tuple
         The problem; features ``[tests, d]`` and labels ``[tests]`` of other rows.
     """
+    if s["rows"] + s["tests"] > len(table.y):
+        raise FedlibError(
+            f"rows = {s['rows']} and tests = {s['tests']}, and '{s['dataset']}' has {len(table.y)} "
+            "rows in all. Take fewer."
+        )
     drawn = stream(seed, "rows").permutation(len(table.y))
     parts = drawn[: s["rows"]], drawn[s["rows"] : s["rows"] + s["tests"]]
     x, y = [table.x[part] for part in parts], [table.y[part] for part in parts]
@@ -235,6 +235,11 @@ def deal(s: Cut, table: AllRows, seed: int) -> tuple[Problem, Any, np.ndarray]:
 
 
 # --- settings -------------------------------------------------------------------------------------
+
+
+WHOLE = {"dataset", "rows", "tests", "columns", "folded", "loss", "regulariser", "lam", "parties",
+         "parties_grid", "looks", "messages"}  # fmt: skip
+OF_AN_ATTACK = {"rows", "tests", "loss", "regulariser", "lam", "parties"}
 
 
 def check_runs(s: Settings) -> None:
@@ -263,8 +268,16 @@ def check_runs(s: Settings) -> None:
                 f"{where} the goal is set after {r['goal']:g} passes, and there are "
                 f"{r['passes']:g}. Set it earlier."
             )
-        if r.get("attack") == "labels" and "method" not in r:
-            raise FedlibError(f"{where} labels are read from the messages of a method. Name it.")
+        shared = WHOLE if "attack" not in r else WHOLE - OF_AN_ATTACK
+        if own := sorted(key for key in shared & {*run} if run[key] != s.get(key)):
+            raise FedlibError(f"{where} {', '.join(own)}: one value for all runs, beside them.")
+        if 1 not in r.get("parties_grid", [1]):
+            raise FedlibError(f"{where} a speed-up is over one party. Add 1 to parties_grid.")
+        if r.get("attack") == "labels" and ("method" not in r or r["loss"] != "logistic"):
+            raise FedlibError(
+                f"{where} labels are two classes, read from the messages of a method. Name it, and "
+                "take the logistic loss."
+            )
         if r.get("attack") == "features" and "width" not in r:
             raise FedlibError(f"{where} how many columns does the attacked party hold? Set width.")
 
@@ -561,11 +574,11 @@ def scaled(s: Scaling, table: AllRows, seed: int) -> list[dict[str, Any]]:
             dealt = replace(problem, blocks=split_features(problem.d, q, seed))
             even = q == 1 or r.get("even", False)
             result = simulated(
-                r, dealt, **lengths(r), seed=seed, active=min(s["active"], q), trees=up(r, dealt),
+                r, dealt, **lengths(r), seed=seed, active=min(r["active"], q), trees=up(r, dealt),
                 compute=costs(dealt, seed, even, s["parties"]), delays=LINKS[r["links"]],
             )  # fmt: skip
-            times[q] = time_to(result.rows, best + r["gap"])
-        rows += speed_up_rows(run["run"], times, s["passes"])
+            times[q] = time_to(result.rows[1:], best + r["gap"])  # the start is no way there
+        rows += speed_up_rows(run["run"], times, r["passes"])
     return rows
 
 
@@ -612,7 +625,7 @@ def converged(s: Converging, table: AllRows, seed: int) -> list[dict[str, Any]]:
     for run in s["runs"]:
         r = {**s, **run}
         made[run["run"]] = simulate_parties(
-            problem, r["method"], r["lr"], **lengths(r), active=s["active"], bound=s["bound"],
+            problem, r["method"], r["lr"], **lengths(r), active=r["active"], bound=r["bound"],
             delays=LINKS["far"], seed=seed, log=False, compute=costs(problem, seed, False),
         )  # fmt: skip
     best = best_known(problem, made.values())

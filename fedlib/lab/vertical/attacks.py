@@ -305,6 +305,7 @@ def unmask(
         For each opened party its score as it went into the sum, ``[...]``: floats, or whole numbers
         modulo ``2^64``, which ``ModularMasks.decode`` reads.
     """
+    coalition = {*coalition}
     mine = seen_by(transcript, coalition)
     order = ("own score", "own mask", "masked score", "mask")
     rows = [one.value for content in order for one in mine if one.content == content]
@@ -313,7 +314,7 @@ def unmask(
     out = {}
     for row, recipe in zip(result.sums, result.recipe, strict=True):
         party = int(np.flatnonzero(row)[0]) + 1
-        if np.count_nonzero(row) == 1 and party not in set(coalition):
+        if np.count_nonzero(row) == 1 and party not in coalition:
             # in the sums' own arithmetic: whole numbers wrap around, and -1 is 2^64 - 1
             out[party] = np.tensordot(recipe.astype(stack.dtype), stack, 1)
     return out

@@ -34,7 +34,7 @@ from scipy.optimize import brentq
 from scipy.special import expit
 from scipy.stats import norm
 
-from fedlib.engine.checks import check_positive, check_whole_number
+from fedlib.engine.checks import check_between, check_positive, check_whole_number
 from fedlib.engine.rng import stream
 from fedlib.errors import FedlibError, unknown
 from fedlib.lab.vertical.attacks import labels_from_own
@@ -131,7 +131,8 @@ def gaussian_scale(epsilon: float, delta: float, visits: int = 1) -> float:
     def excess(log_mu: float) -> float:
         return gaussian_delta(math.exp(log_mu), epsilon) - delta
 
-    return math.sqrt(visits) / math.exp(brentq(excess, -12, 4, xtol=1e-12))
+    most = math.log(math.sqrt(2 * epsilon) + 40)  # where δ is as good as 1
+    return math.sqrt(visits) / math.exp(brentq(excess, -40, most, xtol=1e-12))
 
 
 def gaussian_delta(mu: float, epsilon: float) -> float:
@@ -511,6 +512,12 @@ class Guard:
     row_limit: float = 3.0
     threshold: int = 2
 
+    def __post_init__(self) -> None:
+        check_positive("score_limit", self.score_limit)
+        check_positive("row_limit", self.row_limit)
+        check_between("label", self.label, 0)
+        check_between("row", self.row, 0)
+
 
 class Guarded(NamedTuple):
     """A guarded training.
@@ -573,6 +580,8 @@ def guarded(
     x, y = np.asarray(x, dtype=float).copy(), np.asarray(y, dtype=float)
     check_whole_number("steps", steps)
     n, leaves = len(x), leaves or {}
+    if odd := sorted({*leaves} - {*range(2, len(blocks) + 1)}):
+        raise FedlibError(f"Parties that leave are of 2 to {len(blocks)}; got {odd}.")
     for own in blocks:
         length = np.linalg.norm(x[:, own], axis=1, keepdims=True)
         x[:, own] *= np.minimum(1, guard.row_limit / np.maximum(length, 1e-300))

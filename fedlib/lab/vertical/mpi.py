@@ -36,6 +36,7 @@ from fedlib.papers.vertical.problem import Problem
 from fedlib.papers.vertical.runs import Row, Run
 from fedlib.papers.vertical.secure import log_depth
 from fedlib.papers.vertical.setup import Setup, at_least
+from fedlib.paths import expand
 from fedlib.population.delays import Deterministic, Law, check_law
 
 INSTALL = (
@@ -175,7 +176,7 @@ def predicted_run(
     from fedlib.papers.vertical.algorithm import simulate_parties
     from fedlib.papers.vertical.baselines import synchronous
 
-    settings |= dict(epochs=epochs, trees=log_depth(problem.q))
+    settings = {"compute": 0.0} | settings | dict(epochs=epochs, trees=log_depth(problem.q))
     if waiting:
         return synchronous(problem, method, lr, **settings)
     return simulate_parties(problem, method, lr, prompt=True, log=False, **settings)
@@ -200,11 +201,11 @@ def find_launcher() -> str:
 
 def _shared(hosts: str | Path, folder: str | Path | None) -> Path:
     """Return the folder that all hosts see, made if need be."""
-    if not Path(hosts).is_file():
+    if not expand(hosts, "hosts").is_file():
         raise FedlibError(f"There is no file {hosts}. It names a host a line, such as 'alpha:2'.")
     if folder is None:
         raise FedlibError("Several hosts need a folder that all of them see under the same name.")
-    place = make_folder(Path(folder).absolute())
+    place = make_folder(expand(folder, "The folder").absolute())
     if any(place.iterdir()):
         raise FedlibError(f"{place} is not empty. Take a new folder for each run.")
     return place

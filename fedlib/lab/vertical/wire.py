@@ -93,7 +93,6 @@ class Block:
         """Add ``-γ ṽ`` to whatever the block is by now; with SAGA remember ``u`` in its place."""
         with self.turn:
             self.w = self.w - self.setup.lr * v  # a new array: what others read stays as it is
-            self.version += 1
             if self.setup.method == "saga" and self.setup.table == "full":
                 u = self.gradient(theta, i, w)
                 self.mean = self.mean + (u - self.table[i]) / self.n
@@ -101,8 +100,9 @@ class Block:
             elif self.setup.method == "saga":
                 self.mean = self.mean + (theta - self.theta[i]) / self.n * self.row(i)
                 self.theta[i] = theta
-            if self.version % self.n == 0:
+            if (self.version + 1) % self.n == 0:
                 self.curve.append((time.time(), self.w))
+            self.version += 1  # who sees it sees all of the step
 
     def receive(self, theta: np.ndarray) -> None:
         """Take in ϑ of all n samples at the present ``w``: SVRG's snapshot, SAGA's first table."""
@@ -170,9 +170,9 @@ class Process:
         self.pauses = SHORT, max(SHORT, min(LONG, law.expected / 3))
         self.wake = threading.Event()
         if self.me in active:
-            place, n = active.index(self.me), self.block.n
+            n = self.block.n
             self.samples = _forever(  # those of the simulator
-                lambda k: stream(setup.seed, "sample", place, k).integers(n, size=CHUNK)
+                lambda k: stream(setup.seed, "sample", self.me, k).integers(n, size=CHUNK)
             )
         self.agenda: list[tuple[float, int, Callable[..., None], tuple]] = []
         self.number, self.due = itertools.count(), np.zeros(self.q)

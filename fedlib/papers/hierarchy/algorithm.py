@@ -205,14 +205,8 @@ class HierarchicalSGD:
     def at(self, lines: Sequence[Any], t: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return counts, what else is noted of a round, and the clock; a run that is over rests."""
         rest = np.zeros(len(self.groups), dtype=int)
-        on = [t < len(line.end) for line in lines]
         counts, other = (
-            np.stack(
-                [
-                    getattr(line, part)[t] if more else rest
-                    for line, more in zip(lines, on, strict=True)
-                ]
-            )
+            np.stack([getattr(line, part)[t] if t < len(line.end) else rest for line in lines])
             for part in ("counts", self.noted)
         )
         return counts, other, np.array([line.end[min(t, len(line.end) - 1)] for line in lines])
@@ -268,6 +262,8 @@ def weights(merge: str, groups: Sequence[int], counts: np.ndarray) -> np.ndarray
     numpy.ndarray
         ``[R, G]``.
     """
+    if merge not in MERGES:
+        raise unknown("merge", merge, MERGES)
     w = np.array(groups) / sum(groups)
     if merge == "plain":
         return w * (counts > 0)

@@ -160,7 +160,7 @@ def busy_survival(law: Law, sync: float, times: Any) -> np.ndarray:
     second is zero unless ``n > 0`` and ``a < b``. (The first n exponential times add up to a Gamma
     variable. No iteration at all, n = 0, ends before any S, also before ``S = 0``.)
     """
-    from scipy import stats
+    from scipy import special, stats
 
     y, (c, m) = as_array(times), _parts(law)
     most = len(survival(law, sync))  # iterations that can begin
@@ -171,15 +171,11 @@ def busy_survival(law: Law, sync: float, times: Any) -> np.ndarray:
     reach = np.maximum(np.minimum(a, b), 0.0) / m
     with np.errstate(divide="ignore", invalid="ignore"):
         power = np.where(n > 0, n * np.log(reach), 0.0)
-    ends = np.exp(power - np.maximum(a, 0.0) / m - _log_factorial(n))
+    ends = np.exp(power - np.maximum(a, 0.0) / m - special.gammaln(n + 1.0))
     fits = stats.poisson.sf(n - 1, np.maximum(b, 0.0) / m)
     fits = fits - stats.poisson.sf(n - 1, np.maximum(a, 0.0) / m)
     inside = np.where((n > 0) & (a < b), fits, 0.0)
     return np.where(y < max(sync, c), 1.0, np.minimum((ends + inside).sum(0), 1.0))
-
-
-def _log_factorial(n: np.ndarray) -> np.ndarray:
-    return np.vectorize(lambda k: math.lgamma(k + 1.0), otypes=[float])(n)
 
 
 def slowest(groups: Sequence[Law], sync: float) -> tuple[float, float]:

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from fedlib.engine.estimate import gradient_noise, smoothness
-from fedlib.errors import FedlibError
+from fedlib.errors import FedlibError, unknown
 from fedlib.papers.bound import Bound, as_array, check_constants
 from fedlib.papers.hierarchy.counts import (
     Averages,
@@ -78,6 +78,7 @@ def lemma_1_sharper(counts: Any, *, sizes: Sequence[int], lr: float, G2: float) 
 
     Never above :func:`lemma_1`, and reached where two groups pull in opposite directions.
     """
+    check_constants(counts=counts, lr=lr, G2=G2)
     return lr**2 * (as_array(counts) + 1 - 2 * shares(sizes)) ** 2 * G2
 
 
@@ -138,8 +139,9 @@ def theorem_1(
         Unless ``0 < lr <= 1/L``, or for counts that are none.
     """
     _step(lr, L)
+    check_constants(G2=G2, sigma2=sigma2)
     t = as_array(counts)
-    averages(t[:, None] if t.ndim == 1 else t[..., None, None])  # refuses what is none
+    averages(t[..., None])  # refuses what is none
     steps, jumps = t.sum(), len(t) - 1
     each = 2 * (L + 1) * lr * G2 / steps
     return Bound(
@@ -245,6 +247,7 @@ def theorem_2_sharper(
     Bound
         Terms ``start``, ``noise`` and ``drift``. All else as in :func:`theorem_2`.
     """
+    check_constants(G2=G2, sigma2=sigma2)
     _step(lr, L)
     known, w, h = _averages(counts, sizes), shares(sizes), lr * L
     a, b = _factors(h)
@@ -273,7 +276,10 @@ def effective_step(merge: str, counts: Any, *, sizes: Sequence[int]) -> tuple[fl
     """
     t, w = as_array(counts), shares(sizes)
     s = float(w @ t)
-    return {"normalised": (1.0, w), "nova": (s, w), "plain": (s, w * t / s)}[merge]
+    steps = {"normalised": (1.0, w), "nova": (s, w), "plain": (s, w * t / s)}
+    if merge not in steps:
+        raise unknown("merge", merge, steps)
+    return steps[merge]
 
 
 def other_merges(
@@ -312,6 +318,8 @@ def other_merges(
     FedlibError
         Unless ``0 < lr s <= 1/L``.
     """
+    check_constants(above=True, counts=counts, rounds=rounds)
+    check_constants(G2=G2, sigma2=sigma2)
     (s, p), t = effective_step(merge, counts, sizes=sizes), as_array(counts)
     if not (L > 0 and 0 < lr * s <= (1 + 1e-12) / L):
         raise FedlibError(

@@ -13,9 +13,6 @@ from torch import Tensor
 from fedlib.engine.checks import check_between
 from fedlib.engine.cost import check_room
 from fedlib.engine.draws import Array
-from fedlib.engine.local import local_sgd
-from fedlib.engine.steps import Step
-from fedlib.engine.sweeps import column
 from fedlib.engine.tasks import Task
 from fedlib.errors import FedlibError
 from fedlib.papers import fedavg
@@ -58,32 +55,6 @@ def check_once(algorithm: Averaging, clients: np.ndarray, q: np.ndarray, t: int)
                 f"{type(algorithm).__name__} keeps one thing for each client. Take a process that "
                 "draws without replacement, such as Independent or Periodic."
             )
-
-
-def movements(
-    algorithm: Averaging,
-    x: Tensor,
-    task: Task,
-    drawn: Drawn[Tensor],
-    step: Step | None = None,
-    **extras: Tensor,
-) -> Tensor:
-    """Return how far each client's local steps lead from its run's model, ``[R * S, P]``.
-
-    Parameters
-    ----------
-    x
-        Global models ``[R, P]``.
-    step
-        The local rule, see :mod:`fedlib.engine.steps`; None is plain SGD.
-    extras
-        What the rule needs of each copy, ``[R * S, ...]``.
-    """
-    cohort = drawn.q.shape[1]
-    check_room(len(x) * cohort, x.shape[1], 4, x)
-    start = x.repeat_interleave(cohort, 0)
-    batches, rate = drawn.reading.batches(task.data.dtype), column(algorithm.lr, x, cohort)
-    return local_sgd(task, start, batches, rate, step=step, extras=extras) - start
 
 
 def nothing(x: Tensor, N: int) -> Tensor:

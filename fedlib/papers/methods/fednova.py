@@ -29,8 +29,8 @@ from fedlib.engine.steps import Now, Step, sgd
 from fedlib.engine.tasks import Task
 from fedlib.errors import FedlibError, unknown
 from fedlib.papers import fedavg
-from fedlib.papers.fedavg import Drawn, by_size, check_settings, read, start
-from fedlib.papers.methods.common import Rate, movements
+from fedlib.papers.fedavg import Drawn, by_size, check_settings, movements, read, sizes_of, start
+from fedlib.papers.methods.common import Rate
 from fedlib.population.participation import Participation
 
 
@@ -110,9 +110,10 @@ class UnevenFedAvg:
     def draws(self, state: fedavg.State, task: Task) -> Iterator[Uneven[np.ndarray]]:
         """Draw the next rounds on the host; a client's next round goes on where it has ended."""
         cursor, tau = state.cursor, np.broadcast_to(self.steps, task.N)
+        held = sizes_of(task, state.seeds) if self.weights == "sizes" else None
         for t in itertools.count(state.t):
             clients, q = self.participation.cohort_arrays(state.seeds, t)
-            q = by_size(q, clients, task.data.sizes) if self.weights == "sizes" else q
+            q = q if held is None else by_size(q, clients, held)
             drawn = read(self, state.seeds, task, clients, q, cursor)
             cursor = cursor + (drawn.cursor - cursor) // self.local_steps * tau
             yield Uneven(drawn.q, drawn.reading, cursor, tau=tau[clients])

@@ -23,8 +23,8 @@ from fedlib.engine.steps import proximal
 from fedlib.engine.sweeps import column
 from fedlib.engine.tasks import Task
 from fedlib.papers import fedavg
-from fedlib.papers.fedavg import Drawn, FedAvg
-from fedlib.papers.methods.common import Rate, check_each, movements
+from fedlib.papers.fedavg import Drawn, FedAvg, movements
+from fedlib.papers.methods.common import Rate, check_each
 
 
 @dataclass(frozen=True)

@@ -23,13 +23,12 @@ from fedlib.engine.draws import draw_one
 from fedlib.engine.sweeps import column
 from fedlib.engine.tasks import Task
 from fedlib.papers import fedavg
-from fedlib.papers.fedavg import check_settings, start
+from fedlib.papers.fedavg import check_settings, movements, start
 from fedlib.papers.methods.common import (
     Rate,
     Visits,
     changed,
     kept,
-    movements,
     nothing,
     visits,
 )

@@ -29,14 +29,13 @@ from fedlib.engine.steps import corrected
 from fedlib.engine.sweeps import column
 from fedlib.engine.tasks import Task
 from fedlib.papers import fedavg
-from fedlib.papers.fedavg import check_settings, start
+from fedlib.papers.fedavg import check_settings, movements, start
 from fedlib.papers.methods.common import (
     Rate,
     Visits,
     came,
     changed,
     kept,
-    movements,
     nothing,
     visits,
 )

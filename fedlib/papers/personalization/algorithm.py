@@ -73,8 +73,8 @@ class Mixing:
         out = torch.empty_like(z)
         for r, n in enumerate(measured.n.to(z)):  # each run has clients of its own
             strength = lam if isinstance(lam, float) else lam[r]
-            if not bool(z[r].isfinite().all()):  # a run that has diverged ends no other
-                out[r] = torch.nan
+            if not (z[r].isfinite().all() and np.isfinite(float(strength))):
+                out[r] = torch.nan  # a run that has diverged ends no other
                 continue
             if self.steps is None:
                 out[r] = weights.water_fill(z[r], n, strength)

@@ -63,6 +63,7 @@ def water_fill(z: Tensor, n: Tensor, lam: float | Tensor) -> Tensor:
 
 def _fill(z: Tensor, n: Tensor, width: Tensor) -> Tensor:
     """Return the weights ``[B, N]`` for ``z[B, N]`` and ``width = 2 λ``, ``[B, 1]``."""
+    z = z - z.amin(-1, keepdim=True)  # else a large one swallows the width
     left = torch.ones_like(z, dtype=torch.bool)
     while True:
         sizes = n * left

@@ -202,12 +202,9 @@ def empty_chance(*, samples: int, rows: int, batch_size: int) -> float:
     ``C(M - m, B) / C(M, B)``: B of M rows are drawn without replacement. Times the number of
     clients it bounds the probability that some client of a silo comes away empty.
     """
-    M, m, B = samples, rows, batch_size
-    if m + B > M:
-        return 0.0
-    parts = (M - m, M - B), (M - m - B, M)  # (M - m)! (M - B)! / ((M - m - B)! M!)
-    above, below = (sum(math.lgamma(n + 1) for n in part) for part in parts)
-    return math.exp(above - below)
+    from scipy import stats  # a quarter of the time of a start, and seldom wanted
+
+    return float(stats.hypergeom.pmf(0, samples, rows, batch_size))
 
 
 def best_product(*, L: float, gap: float, sigma2: Any, rounds: float) -> tuple[float, float]:

@@ -155,18 +155,10 @@ def significantly_different(trees: Trees) -> bool:
     return not (first & second)
 
 
-def _inner(tree: Tree) -> set[int]:
-    """Return the leaf sets of the proper inner nodes, as numbers with a bit for each party."""
-    sets = set()
-
-    def visit(node: Tree) -> int:
-        if not isinstance(node, tuple):
-            return 1 << int(node)
-        bits = sum(map(visit, node))
-        sets.add(bits)
-        return bits
-
-    return sets - {visit(tree)}
+def _inner(tree: Tree) -> set[tuple[int, ...]]:
+    """Return the leaves of every proper inner node."""
+    nodes = [node for node in tree if isinstance(node, tuple)] if isinstance(tree, tuple) else []
+    return {leaves(node) for node in nodes}.union(*map(_inner, nodes))
 
 
 def check_trees(trees: Trees) -> int:
@@ -298,14 +290,9 @@ def safe(trees: Trees, coalition: Iterable[int]) -> bool:
 
 def opened(trees: Trees, coalition: Iterable[int]) -> tuple[int, ...]:
     """Return the parties outside a coalition whose own score it can compute."""
-    q = check_trees(trees)
-    members = _members(coalition, q)
-    lone = [np.flatnonzero(row) for row in known(trees, members).sums]
-    return tuple(
-        int(at[0]) + 1
-        for at in sorted(lone, key=tuple)
-        if len(at) == 1 and at[0] + 1 not in members
-    )
+    members = {*coalition}
+    sums = [np.flatnonzero(row) + 1 for row in known(trees, members).sums]
+    return tuple(int(one[0]) for one in sums if len(one) == 1 and one[0] not in members)
 
 
 # --- masks ----------------------------------------------------------------------------------------

@@ -95,7 +95,8 @@ class Setup:
     def lazy(self) -> bool:
         """Whether an update goes through the entries of its sample alone, and no further."""
         problem = self.problem
-        small = problem.regulariser == "l2" and self.lr * problem.lam <= LAZY
+        late = max(self.threads + 1, self.m)  # so many updates may follow one read of the block
+        small = problem.regulariser == "l2" and self.lr * problem.lam <= min(LAZY, 0.5 / late)
         linear = problem.regulariser == "none" or small
         full = self.method == "saga" and self.table == "full"
         return sparse.issparse(problem.x) and linear and not full
