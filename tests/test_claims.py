@@ -281,8 +281,7 @@ def test_the_runs_of_a_rule_are_those_of_every_profile(paper, claim):
             if profile == "smoke" and "runs" in own:
                 continue
             settings = catalogue.settings(paper, check["experiment"], profile)
-            named = {k: v for k, v in check["with"].items() if k != "runs"}
-            asked = {claims._named(v, settings) for k, v in named.items()
+            asked = {v for k, v in check["with"].items()
                      if k in ("a", "b", "run", "of", "than_a", "than_b")}  # fmt: skip
             asked |= {*check["with"].get("runs", [])}
             try:
@@ -324,15 +323,6 @@ def test_without_records_there_is_no_finding(tmp_path):
     for row in claims.judge(PAPER, tmp_path):
         assert row["finding"] == NO_RECORD and row["profile"] == row["data"] == ""
         assert {check["measured"] for check in row["checks"]} == {NO_RECORD}
-
-
-def test_runs_are_named_by_role():
-    settings = dict(clients_grid=[20, 10, 50], Q=5)
-    assert claims._named("Q={Q}, K={clients_grid.smallest}", settings) == "Q=5, K=10"
-    assert claims._named("K={clients_grid.largest}", settings) == "K=50"
-    assert claims._named(0.5, settings) == 0.5
-    with pytest.raises(FedlibError, match="run 'clients_gird'. Did you mean 'clients_grid'"):
-        claims._named("K={clients_gird.largest}", settings)
 
 
 def test_unknown_names_list_the_valid_ones():
@@ -551,6 +541,9 @@ kind = "measured"
 statement = "One is better."
 data = ["mnist"]
 """
+SOONER = """smallest = {{ time = 1.0 }}
+check = [{{ what = "w", asks = "{}", experiment = "e", measure = "sooner", with = {{ a = "a", b = "b", metric = "loss", split = "train", target = 1.0, t_comm = 1.0 }} }}]
+"""  # noqa: E501
 
 
 @pytest.mark.parametrize(
@@ -559,6 +552,8 @@ data = ["mnist"]
         ('data = ["mnist"]', "", "claim A-C1: the paper's own data set is not named. Add data ="),
         ('"mnist"', '"minst"', "data set in .*claim A-C1: 'minst'. Did you mean 'mnist'"),
         ("data", 'expected = "mixed"\ndata', "finding in .*claim A-C1: 'mixed'"),
+        ("data", SOONER.format("same") + "data", "a factor can be 'better' alone; got same"),
+        ("data", SOONER.format("better") + "data", "above 0, a factor above 1; got time = 1.0"),
     ],
 )
 def test_a_claim_that_lacks_something_is_named_with_what_to_add(tmp_path, old, new, message):

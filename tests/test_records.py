@@ -533,3 +533,50 @@ def test_rows_of_other_seeds_than_the_manifest_s_are_stale(tmp_path):
     records.save(tmp_path, held.frame, manifest)
     state = records.load("hierarchy", "counts", "smoke", tmp_path).state
     assert state.word == "stale" and "seeds that the manifest has not: [2]" in state.why
+
+
+def test_what_a_reader_does_to_rows_stays_with_him(tmp_path):
+    frame = stored(tmp_path).frame
+    frame["value"] *= 2
+    assert records.load(PAPER, "fig1", "quick", tmp_path).frame["value"][0] == pytest.approx(1 / 3)
+
+
+def test_a_save_that_fails_halfway_leaves_nothing_that_waits(tmp_path):
+    (tmp_path / PAPER / "fig1.quick.csv.gz").mkdir(parents=True)
+    with pytest.raises(FedlibError, match="Cannot write"):
+        records.save(tmp_path, FRAME, manifest())
+    assert [p.name for p in (tmp_path / PAPER).iterdir()] == ["fig1.quick.csv.gz"]
+
+
+def test_seeds_that_diverged_apart_are_joined_as_if_side_by_side(tmp_path):
+    """Alone a run ends where it was lost; beside others its rows go on, and are empty."""
+    rows = [dict(run="a", seed=s, round=t, split="train", metric="loss",
+                 value=1.0 if t < ends else np.nan)
+            for s, ends in ((1, 2), (2, 4)) for t in range(ends + 1)]  # fmt: skip
+    frame = records._to_the_end(pd.DataFrame(rows), {"a": {"1": 2, "2": 4}})
+    ends = frame.sort_values(["seed", "round"]).groupby("seed")
+    assert ends["round"].apply(list).tolist() == [[0, 1, 2, 3, 4]] * 2
+    assert ends["value"].count().tolist() == [2, 4]
+
+
+def test_a_joined_record_began_when_it_says():
+    joined = manifest(joined=["x", "y"], looked="2026-01-02T03:04:05+00:00")
+    assert records.look_dates(joined) == ["2026-01-02T03:04:05+00:00"]
+
+
+def test_what_has_no_attributes_has_one_digest():
+    class Law:
+        expected = 1.0
+
+    assert files.digest(Law()) == files.digest(Law())
+
+
+def test_a_file_of_another_process_may_vanish(tmp_path, monkeypatch):
+    (tmp_path / ".a.txt.0.part").write_text("")
+
+    def gone(self):
+        raise FileNotFoundError(2, "gone", str(self))
+
+    monkeypatch.setattr(type(tmp_path), "lstat", gone)
+    files.publish(tmp_path / "a.txt", b"whole")
+    assert (tmp_path / "a.txt").read_bytes() == b"whole"

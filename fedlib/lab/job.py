@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -117,18 +116,8 @@ def alike(*what: str, unless: Callable[[Any], bool] = lambda s: False) -> Callab
 
 def settings_of(kind: str) -> type[Settings] | None:
     """Return the settings that a study reads, None for one that does not say."""
-    return _settings_of(study(kind))
-
-
-@functools.lru_cache(maxsize=256)
-def _settings_of(function: Callable[[Job], Outcome]) -> type[Settings] | None:
-    arguments = get_args(get_type_hints(function).get("job"))
+    arguments = get_args(get_type_hints(study(kind)).get("job"))
     return arguments[0] if arguments else None
-
-
-def run_seeds(count: int | Sequence[int]) -> tuple[int, ...]:
-    """Return seeds ``1..count``, or the given seeds."""
-    return tuple(range(1, count + 1)) if isinstance(count, int) else tuple(int(c) for c in count)
 
 
 def off_cycle(rounds: int, points: int, cycle: int = 1) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
@@ -119,14 +120,8 @@ def _run(paper: str, experiment: str, profile: str, name: str) -> str:
     s = catalogue.settings(paper, experiment, profile)
     if s["dataset"] != name:
         for key, value in _changes(s, s["dataset"], name).items():
-            words += ["--set", f"{key}={_value(value)}"]
+            words += ["--set", f"{key}={json.dumps(value)}"]
     return shlex.join([*words, "--out", "runs"])
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, list):
-        return f"[{', '.join(map(_value, value))}]"
-    return f'"{value}"' if isinstance(value, str) else str(value)
 
 
 def told(name: str) -> Iterator[str]:

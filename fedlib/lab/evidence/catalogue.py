@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import itertools
+import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -238,14 +240,14 @@ def change(s: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     FedlibError
         For a run that is not there, with the valid names.
     """
-    s = {**s, "runs": [dict(run) for run in s["runs"]]} if "runs" in s else dict(s)
+    s = copy.deepcopy(dict(s))
     for key, value in changes.items():
         if not isinstance(key, str):
             raise FedlibError(f"A setting goes by its name, in words; got {key!r}.")
         run, _, name = key.rpartition(".")
-        runs = [one for one in s.get("runs", []) if one["run"] == run or not run]
+        runs = [one for one in s.get("runs", []) if one.get("run") == run or not run]
         if run and not runs:
-            raise unknown("run", run, [one["run"] for one in s.get("runs", [])])
+            raise unknown("run", run, [one.get("run", "") for one in s.get("runs", [])])
         inside = [one for one in runs if run or name in one]
         for one in inside:
             one[name] = value
@@ -289,9 +291,15 @@ def check_experiment(
     for run in s.get("runs") or [{}]:
         name = f", run '{run.get('run', '')}'" * bool(run)
         _only(known, run, page, experiment + name)
-        if run and (not isinstance(run.get("run"), str) or run["run"] in {"", *names_seen}):
+        if run and not isinstance(run.get("run"), str):
             raise FedlibError(f"{page}, [{experiment}]: every run needs a name of its own{name}.")
-        names_seen.add(run.get("run", ""))
+        short = re.sub(r"\W", "_", run.get("run", ""))  # what files may be called
+        if run and short in {"", *names_seen}:
+            raise FedlibError(
+                f"{page}, [{experiment}]: every run needs a name of its own, that differs in more "
+                f"than signs{name}."
+            )
+        names_seen.add(short)
         values = {**s, **run} | ({s["tunes"]: s["grid"][0]} if s.get("tunes") else {})
         values = {k: 1.0 if v == "tuned" else v for k, v in values.items()}
         for shape in shapes:

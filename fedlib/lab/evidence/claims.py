@@ -15,7 +15,6 @@ import inspect
 import json
 import math
 import os
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,7 +36,11 @@ FEWEST = 5  # seeds; from fewer there is no word on a sign or on sameness
 LEVEL = 0.95  # of an interval, together over the essential checks of a claim, or its controls
 
 DIFFERENCES = ("advantage", "during", "with_fewer_rounds", "saved")
-"""Measures whose values are differences, so that a bound on one side is a threshold."""
+"""Measures whose values are differences, so that a bound on one side is a threshold.
+
+Those of slopes, of best values and of whole grids are differences, too; their bounds are a band, as
+their rules were written.
+"""
 
 
 _With = TypedDict("_With", {"with": dict[str, Any]})
@@ -129,8 +132,9 @@ def _sound(claim: Claim, check: Asked, place: str) -> None:
         raise FedlibError(f"{place}: bounds are a lower and an upper one; got {bounds}.")
     if check.get("looks", 1) < 1:
         raise FedlibError(f"{place}: a record was looked at once or oftener; got {check['looks']}.")
-    if not _smallest(claim, check) >= 0:
-        raise FedlibError(f"{place}: the smallest difference that matters is above 0, a factor 1.")
+    if check["measure"] in RATIOS and check["asks"] != "better":
+        raise FedlibError(f"{place}: a factor can be 'better' alone; got {check['asks']}.")
+    _smallest(claim, check)
 
 
 @functools.cache
@@ -271,32 +275,22 @@ def _words(check: dict[str, Any], s: float) -> str:
     return f"at most {most:g}" if math.isinf(least) else f"between {least:g} and {most:g}"
 
 
-def _named(value: Any, settings: dict[str, Any]) -> Any:
-    """Put roles in their places: ``{clients_grid.smallest}`` is the least of that setting."""
-    if not isinstance(value, str):
-        return value
-
-    def role(match: re.Match) -> str:
-        key, which = match.group(1), match.group(2)
-        if key not in settings:
-            raise unknown("setting in the name of a run", key, settings)
-        ends = {"smallest": min, "largest": max}
-        return str(ends[which](settings[key]) if which else settings[key])
-
-    return re.sub(r"\{(\w+)(?:\.(smallest|largest))?\}", role, value)
-
-
 def _smallest(claim: dict[str, Any], check: dict[str, Any]) -> float:
     if check["asks"] == "within":
         return 0.0
-    key = RATIOS.get(check["measure"]) or check["with"]["metric"]
+    key = RATIOS.get(check["measure"]) or check["with"].get("metric")
     if key not in claim.get("smallest", {}):
         raise FedlibError(
             f"Claim {claim.get('id')} asks whether one run is better or the same by '{key}', and "
             f"names no smallest difference that matters: smallest = {{ {key} = ... }}."
         )
-    s = claim["smallest"][key]
-    return math.log(s) if check["measure"] in RATIOS else s
+    s, ratio = claim["smallest"][key], check["measure"] in RATIOS
+    if s <= ratio:
+        raise FedlibError(
+            f"Claim {claim.get('id')}: the smallest difference that matters is above 0, a factor "
+            f"above 1; got {key} = {s}."
+        )
+    return math.log(s) if ratio else s
 
 
 def _check(
@@ -313,8 +307,7 @@ def _check(
         read = [records.load(paper, name, profile, out) for name in experiments(check)]
         record, *than = read
         settings = record.manifest.get("settings", {})
-        arguments = {key: _named(value, settings) for key, value in check["with"].items()}
-        arguments |= {"than": than[0]} if than else {}
+        arguments = check["with"] | ({"than": than[0]} if than else {})
         got = MEASURES[check["measure"]](record, **arguments)
     except records.MissingRecord:
         return blank
@@ -438,7 +431,8 @@ def judge(
         raise FedlibError(f"There is no folder {out} to read records from.")
     names = [claim["id"] for claim in claims_of(paper)] if ids is None else ids
     folder, pages = records.folder(paper, out), paths.paper_folder(paper).glob("*.toml")
-    stamp = tuple((page.name, page.stat().st_mtime_ns) for page in (*pages, *folder.glob("*")))
+    files = (*pages, *folder.glob("[!.]*"))  # what begins with a dot is under way
+    stamp = tuple((page.name, page.stat().st_mtime_ns) for page in files)
     handed = {row["id"]: row for row in _handed_over().get(paper, []) if out is None}
     return [copy.deepcopy(handed.get(name) or _judged(paper, name, out, stamp)) for name in names]
 
@@ -452,7 +446,7 @@ def _handed_over() -> dict[str, list[dict[str, Any]]]:
 
 @functools.lru_cache(maxsize=256)
 def _judged(paper: str, name: str, out: str | Path | None, stamp: tuple) -> dict[str, Any]:
-    """Judge a claim, once for each time that a file changes."""
+    """Judge a claim, once for each time that a record changes; rules are read once a process."""
     results = checks(paper, name, out)
     claim = {claim["id"]: claim for claim in claims_of(paper)}[name]
     read = read_from(paper, _records(results, made=True), out)

@@ -8,7 +8,7 @@ import os
 import platform
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Integral
 from pathlib import Path
 from typing import Any
@@ -17,16 +17,16 @@ import numpy
 import torch
 
 import fedlib
-from fedlib import datasets, files
+from fedlib import datasets, files, paths
 from fedlib.engine import convolution
 from fedlib.engine.checks import checked_seeds
 from fedlib.engine.cores import steady
 from fedlib.errors import FedlibError, unknown
 from fedlib.lab import locks
-from fedlib.lab.evidence import ages, catalogue, duration, freshness, records, tuning
+from fedlib.lab.evidence import ages, catalogue, claims, duration, freshness, records, tuning
 from fedlib.lab.evidence.catalogue import profiles, settings
 from fedlib.lab.evidence.records import Record
-from fedlib.lab.job import Job, run_seeds, study
+from fedlib.lab.job import Job, study
 
 MOST_SEEDS = 10_000  # side by side
 
@@ -112,6 +112,8 @@ def run(
         raise FedlibError(f"changes are values by the name of a setting; got {changes!r}.")
     s = catalogue.change(settings(paper, experiment, profile), changes or {})
     catalogue.check_experiment(paper, experiment, profile, changes)
+    if paper in paths.papers("claims.toml"):
+        claims.claims_of(paper)  # what is wrong there is told now, not after the run
     numbers = choose_seeds(s, seeds)
     place = choose_device(device)
     home = records.folder(paper, out)
@@ -149,7 +151,7 @@ def run(
             "wall_seconds": round(seconds, 1),
             "cpu_seconds": round(worked, 1),
             "data": outcome.hashes,
-            "fidelity": _fidelity(s["dataset"]) if outcome.hashes else "none",
+            "fidelity": _fidelity(present["cards"]) if outcome.hashes else "none",
             "diverged": outcome.diverged,
             "rules": rules,
             **looked,
@@ -160,7 +162,8 @@ def run(
             "commit": commit,
         }
         records.save(out, outcome.frame, manifest)
-        shutil.rmtree(folder, ignore_errors=True)
+        for left in home.glob(f".{experiment}.{profile}.*/"):  # of earlier code or settings, too
+            shutil.rmtree(left, ignore_errors=True)
         return records.load(paper, experiment, profile, out)
 
 
@@ -201,7 +204,9 @@ def choose_seeds(s: dict[str, Any], seeds: int | Sequence[int] | None) -> tuple[
     if isinstance(asked, Integral):
         if isinstance(asked, bool) or not 1 <= asked <= MOST_SEEDS:
             raise FedlibError(f"A number of seeds is 1 to {MOST_SEEDS}; got {asked}.")
-        asked = tuning.TUNING_SEEDS[:asked] if tunes else run_seeds(int(asked))
+        if tunes and seeds is not None and asked > len(tuning.TUNING_SEEDS):
+            raise FedlibError(f"Tuning has {len(tuning.TUNING_SEEDS)} seeds; got {asked}.")
+        asked = tuning.TUNING_SEEDS[:asked] if tunes else range(1, int(asked) + 1)
     numbers = tuple(map(int, checked_seeds(asked)))
     if len(set(numbers)) < len(numbers):
         raise FedlibError(f"Seeds must be different; got {list(numbers)}.")
@@ -312,9 +317,9 @@ def check_again(paper: str, experiment: str, out: str | Path, progress: bool = T
     return ""
 
 
-def _fidelity(name: str) -> str:
+def _fidelity(names: Iterable[str]) -> str:
     """Return ``canonical`` when every file is the release itself, else what it is."""
-    kinds = {row["fidelity"] for row in datasets.verify(name)} - {"", "canonical"}
+    kinds = {row["fidelity"] for name in names for row in datasets.verify(name)} - {"", "canonical"}
     return ", ".join(sorted(kinds)) or "canonical"
 
 
@@ -366,6 +371,8 @@ def _processor() -> str:
 def _commit() -> str:
     """Return the checkout's commit, with ``+`` when the package has changes, or ``unknown``."""
     home = Path(fedlib.__file__).parent
+    if not ages.git(home, "ls-files", "."):  # it lies in a project that does not keep it
+        return "unknown"
     head, changes = (
         ages.git(home, *command).decode().strip()
         for command in (["rev-parse", "HEAD"], ["status", "--porcelain", "."])

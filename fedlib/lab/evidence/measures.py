@@ -470,25 +470,11 @@ def largest(record: Record, run: str, metric: str, **where: Any) -> Measured:
     return _exactly(float(rows(record, run, metric, **where)["value"].max(skipna=False)))
 
 
-RATIOS = {
-    "sooner": "time",
-    "smoother": "roughness",
-    "settles": "roughness",
-}  # what they compare, as a factor
+RATIOS = {"sooner": "time", "smoother": "roughness", "settles": "roughness"}  # as a factor
 MEASURES: dict[str, Callable[..., Measured]] = {
-    "advantage": advantage,
-    "sooner": sooner,
-    "smoother": smoother,
-    "settles": settles,
-    "during": during,
-    "with_fewer_rounds": with_fewer_rounds,
-    "best_of": best_of,
-    "gains_more": gains_more,
-    "across": across,
-    "saved": saved,
-    "final": final,
-    "diverged": diverged,
-    "slope": slope,
-    "flatter": flatter,
-    "largest": largest,
-}
+    measure.__name__: measure
+    for measure in (
+        advantage, sooner, smoother, settles, during, with_fewer_rounds, best_of, gains_more,
+        across, saved, final, diverged, slope, flatter, largest,
+    )
+}  # fmt: skip

@@ -49,7 +49,7 @@ class Pilot:
     lasted
         Seconds that the pilot itself took.
     looks
-        How many of them are evaluations, of the round loops that came to their end.
+        How many of ``seconds`` are evaluations, of the round loops that came to their end.
     times
         Seconds that each run of a round loop takes, by name; those of one batch share them.
     cut
@@ -157,7 +157,8 @@ class Pilot:
         except TooLong:
             self.cut = dict.fromkeys(names, (self.clock() - start) / len(names))
             raise
-        self.times |= dict.fromkeys(names, (self.clock() - start) / len(names))
+        for name in names:  # which may have had a loop before, a warm-up
+            self.times[name] = self.times.get(name, 0.0) + (self.clock() - start) / len(names)
         return result
 
     def passes(self, run: Callable[..., Any], *args: Any, **options: Any) -> Any:
@@ -245,8 +246,11 @@ def _alarm(pilot: Pilot, homes: Container[str]) -> Iterator[None]:
     before = signal.signal(signal.SIGALRM, ring)
     others = signal.setitimer(signal.ITIMER_REAL, pilot.soon, 0.02)
     try:
-        yield
-    finally:
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    finally:  # also when it rings on that very line
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
         signal.setitimer(signal.ITIMER_REAL, *others)

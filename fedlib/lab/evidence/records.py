@@ -11,7 +11,7 @@ import json
 import os
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NotRequired
@@ -132,7 +132,7 @@ class Record:
             now = None
         if tuned := m.get("tuning"):
             there = self._near(f"{tuned['record']}.json")
-            if not there.exists() or json.loads(there.read_text())["rows"] != tuned["rows"]:
+            if not there.exists() or f'"{tuned["rows"]}"' not in there.read_text("utf-8"):
                 return Freshness("stale", f"Tuning has changed: {tuned['record']}.")
         rows = self._near(f"{experiment}.smoke.csv.gz")
         try:
@@ -152,8 +152,8 @@ class Record:
     def provenance(self) -> str:
         """Return two lines for readers: profile, data, seeds, staleness; date, commit, device."""
         m = self.manifest
-        data = m["settings"].get("dataset")
-        card = cards.card(data) if m["data"] else None
+        data = m["settings"].get("dataset", "several sets")
+        card = cards.card(data) if m["data"] and "dataset" in m["settings"] else None
         if card and card.stands_in_for and not any(file.urls for file in card.files):
             data += ", a substitute"  # a set that is fetched may be what the paper has itself
         if m.get("fidelity", "canonical") not in ("canonical", "none"):
@@ -206,7 +206,11 @@ def save(out: str | Path | None, frame: pd.DataFrame, manifest: dict[str, Any]) 
     pages = json.dumps(manifest, indent=1, sort_keys=True) + "\n"
     path, page = target / f"{stem}.csv.gz", target / f"{stem}.json"
     publish(_waiting(page), pages.encode())
-    publish(path, text.getvalue())
+    try:
+        publish(path, text.getvalue())
+    except BaseException:
+        _waiting(page).unlink(missing_ok=True)
+        raise
     _put_in_place(path, page)
     return [path, page]
 
@@ -271,7 +275,8 @@ def _stored(path: Path, names: tuple[str, ...]) -> Record:
             _put_in_place(path, page)
     if not (os.path.exists(path) and os.path.exists(page)):
         raise MissingRecord(f"There is no {path}.")
-    return _read(path, page, names, (path.stat().st_mtime_ns, page.stat().st_mtime_ns))
+    record = _read(path, page, names, (path.stat().st_mtime_ns, page.stat().st_mtime_ns))
+    return replace(record, frame=record.frame.copy(deep=False))  # whoever changes it has his own
 
 
 @functools.lru_cache(maxsize=64)
@@ -350,14 +355,28 @@ def differences(one: pd.DataFrame, other: pd.DataFrame, same_machine: bool) -> s
 def look_dates(manifest: Mapping[str, Any]) -> list[str]:
     """Return when a record's run began, if that is a look, and when an earlier one did, if known.
 
-    A smoke run is none.
+    A smoke run is none. The parts of a joined record began when they say, side by side or not.
     """
+    if "joined" in manifest and "looked" in manifest:
+        return [manifest["looked"]]
     jobs = 1 + len(manifest.get("beside", []))  # which share their time
     end = datetime.fromisoformat(manifest["date"])
     end = end if end.tzinfo else end.replace(tzinfo=UTC)
     began = (end - timedelta(seconds=manifest["wall_seconds"] * jobs)).astimezone(UTC)
     began_at = [began.isoformat(timespec="seconds")] * (manifest["profile"] != "smoke")
     return [*began_at, *filter(None, [manifest.get("looked")])]
+
+
+def _to_the_end(frame: pd.DataFrame, diverged: Mapping[str, Mapping[str, int]]) -> pd.DataFrame:
+    """Give seeds that diverged the rounds of those beside them: alone they had ended."""
+    more = []
+    for run, lost in diverged.items():
+        for _, part in frame[frame["run"] == run].groupby(["split", "metric"]):
+            ends = part.groupby("seed")["round"].max()
+            longest = part[part["seed"] == ends.idxmax()]
+            more += [longest[longest["round"] > ends[seed]].assign(seed=seed, value=np.nan)
+                     for seed in map(int, lost) if seed in ends]  # fmt: skip
+    return pd.concat([frame, *more], ignore_index=True)
 
 
 def join(
@@ -419,7 +438,7 @@ def join(
         "date": max(m["date"] for m in every), "joined": [m["rows"] for m in every],
     }  # fmt: skip
     runs = {name: i for i, name in enumerate(dict.fromkeys(parts[0].frame["run"]))}
-    frame = pd.concat([r.frame for r in parts], ignore_index=True)
+    frame = _to_the_end(pd.concat([r.frame for r in parts], ignore_index=True), diverged)
     if (twice := frame.duplicated([c for c in frame.columns if c != "value"])).any():
         raise FedlibError(
             f"{twice.sum()} rows of {paper} {experiment}.{profile} are in more than one of the "

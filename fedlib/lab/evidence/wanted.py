@@ -169,12 +169,11 @@ def timed(paper: str, name: str) -> duration.TimeEstimate:
     Where its data are not here, as long as the largest record took, by the number of rows.
     """
     s = catalogue.settings(paper, name, PAPER)
-    seeds = experiments.choose_seeds(s, None)
-    used = s
-    if "tuned" in s:  # of another profile, as only time is asked for
-        used = tuning.apply(s, tuning.tuned_values(records.load(paper, s["tuned"]).frame, s))
-    plan = duration.Plan(paper, name, PAPER, s, Job(used, seeds, "cpu", progress=False), None)
+    seeds, used = experiments.choose_seeds(s, None), s
     try:
+        if "tuned" in s:  # of another profile, as only time is asked for
+            used = tuning.apply(s, tuning.tuned_values(records.load(paper, s["tuned"]).frame, s))
+        plan = duration.Plan(paper, name, PAPER, s, Job(used, seeds, "cpu", progress=False), None)
         estimate = duration.expect(plan)
         if estimate.least or estimate.seconds is None:  # a round takes long
             estimate = duration.expect(dataclasses.replace(plan, patience=PATIENCE))
