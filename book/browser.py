@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import shutil
@@ -98,16 +97,6 @@ class Page:
     def _size(self, width: int, height: int) -> None:
         size = dict(width=width, height=height, deviceScaleFactor=1, mobile=False)
         self.call("Emulation.setDeviceMetricsOverride", **size)
-
-    def shot(self, path: Path, full: bool = True) -> None:
-        """Write a PNG of the page, the whole of it or what a reader sees first."""
-        params: dict = {"format": "png"}
-        if full:
-            size = self.call("Page.getLayoutMetrics")["cssContentSize"]
-            clip = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
-            params |= {"captureBeyondViewport": True, "clip": clip}
-        answer = self.call("Page.captureScreenshot", **params)
-        Path(path).write_bytes(base64.b64decode(answer["data"]))
 
     def press(self, key: str, code: int) -> None:
         """Press a key, by its name and its number on Windows."""

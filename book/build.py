@@ -78,10 +78,10 @@ def execute(notebook: Path, target: Path, profile: str) -> Run:
 
     target.parent.mkdir(parents=True, exist_ok=True)
     start = time.perf_counter()
-    known = papermill.inspect_notebook(str(notebook)).get("profile", {"default": ""})
-    wanted = known["default"].strip("\"'") not in ("", profile)
     error = ""
     try:
+        known = papermill.inspect_notebook(str(notebook)).get("profile", {"default": ""})
+        wanted = known["default"].strip("\"'") not in ("", profile)
         executed = papermill.execute_notebook(
             str(notebook),
             None,
@@ -159,20 +159,17 @@ def fresh_tree(tree: Path) -> None:
     offer(tree / "_config.yml")
 
 
-def run_notebooks(tree: Path, profile: str) -> list[Run]:
-    """Run the notebooks into the tree, with a line for each; return those that failed."""
-    notebooks = toc_notebooks()
-    jobs = [(ROOT / notebook, tree / notebook) for notebook in notebooks]
-    failed = []
+def run_notebooks(tree: Path, profile: str) -> str:
+    """Run the notebooks into the tree, with a line for each, until one fails; return its error."""
+    jobs = [(ROOT / notebook, tree / notebook) for notebook in toc_notebooks()]
     print(f"Running {len(jobs)} notebooks, two at a time, profile {profile}.", flush=True)
     for done, run in enumerate(execute_all(jobs, profile), start=1):
         name = run.notebook.relative_to(ROOT)
         outcome = "FAILED" if run.error else "ok"
         print(f"  [{done}/{len(jobs)}] {name}  {run.seconds:.1f} s  {outcome}", flush=True)
         if run.error:
-            failed.append(run)
-            break
-    return failed
+            return run.error
+    return ""
 
 
 def build_site(tree: Path, html: Path) -> int:
@@ -280,9 +277,8 @@ def build(out: Path, profile: str = "replay") -> int:
     rows = {name: judged(name) for name in paths.papers("claims.toml")}
     (out / "judged.json").write_text(json.dumps(rows), "utf-8")
     os.environ["FEDLIB_JUDGED"] = str(out / "judged.json")  # so that no notebook judges them again
-    failed = run_notebooks(tree, profile)
-    if failed:
-        print("\n".join(run.error for run in failed))
+    if wrong := run_notebooks(tree, profile):
+        print(wrong)
         return 1
     print("Building the pages; every warning is an error.", flush=True)
     if status := build_site(tree, html):
@@ -290,9 +286,9 @@ def build(out: Path, profile: str = "replay") -> int:
     (html / "corrections.xml").write_bytes(feed())
     plain.write(tree, toc_notebooks(), out)
     shutil.copytree(out / "notebooks", html / "_sources" / "notebooks", dirs_exist_ok=True)
-    if wrong := check_links(html):
-        print("\n".join(wrong))
-        print(f"{len(wrong)} links lead nowhere.")
+    if lost := check_links(html):
+        print("\n".join(lost))
+        print(f"{len(lost)} links lead nowhere.")
         return 1
     seconds = time.perf_counter() - start
     print(f"Links checked. Built in {seconds:.0f} s. Open {html / 'index.html'}")

@@ -13,7 +13,6 @@ import functools
 import json
 import math
 import re
-import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from itertools import groupby
@@ -119,15 +118,11 @@ def citation() -> Iterator[str]:
     yield from ("}", "```")
 
 
-def committed() -> tuple[str, str] | None:
+def committed() -> list[str]:
     """Return the commit that is being built and its day; nothing in a copy without a history."""
-    command = ["git", "log", "-1", "--format=%h %cs"]
-    try:
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    commit, day = done.stdout.split()
-    return commit, day
+    from fedlib.lab.evidence import ages
+
+    return ages.git(ROOT, "log", "-1", "--format=%h %cs").decode().split()
 
 
 # --- the package ---------------------------------------------------------------------------------
@@ -597,14 +592,16 @@ def gpu_agrees() -> Iterator[str]:
     found = json.loads((ROOT / "data" / "gpu.json").read_text("utf-8"))
     rows = found["agree"]
     apart = [row for row in rows if row["verdict"] != "agrees"]
-    exact = max(row["apart"] for row in rows if row["type"] == "float64")
+    told = [row for row in rows if row["apart"] is not None]
+    exact = max(row["apart"] for row in told if row["type"] == "float64")
     yield (
         f"`fedlib gpu` on an {found['device']}, with PyTorch {found['versions']['torch']}, "
         f"{found['date'][:10]}: {len(rows) - len(apart)} of {len(rows)} trials end where the CPU "
         f"ends. In float64 the farthest is {exact:.0e} of the way apart."
     )
     for row in apart:
-        yield f" *{row['trial']}* differs in {row['type']}, by {row['apart']:.2g} of the way."
+        far = row["why"] if row["apart"] is None else f"by {row['apart']:.2g} of the way"
+        yield f" *{row['trial']}* {row['verdict']} in {row['type']}, {far}."
 
 
 def figure_one_short() -> Iterator[str]:

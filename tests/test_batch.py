@@ -187,8 +187,9 @@ def test_listed_jobs_are_beside_those_of_the_grid(march, here, tmp_path):
 def test_values_of_a_command_line():
     words = ["lr=.01", "seeds=[4, 5]", "aligned=true", "name=fig1", "a=b.lr=1e-3"]
     assert grids.assignments(words) == {
-        "lr": 0.01, "seeds": [4, 5], "aligned": True, "name": "fig1", "a": "b.lr=1e-3",
+        "lr": 0.01, "seeds": [4, 5], "aligned": True, "name": "fig1", "a=b.lr": 1e-3,
     }  # fmt: skip
+    assert grids.assignments(["a.b=c=d"]) == {"a.b": "c=d"}
 
 
 @pytest.mark.parametrize(
@@ -207,6 +208,7 @@ def test_values_of_a_command_line():
         ({"set": {"paper": "march"}}, ["neither a notebook nor the experiment"]),
         ({"set": FAR | {"seed": -1}}, ["seed", "-1"]),
         ({"set": FAR, "headline": {"run": "fats"}}, ["run in [headline]", "'fast'"]),
+        ({"set": FAR, "grid": {"seconds": [1.0]}}, ["'seconds' is a column"]),
         ({"notebook": "not_there.ipynb"}, ["no notebook", "not_there.ipynb"]),
     ],
 )
@@ -278,12 +280,13 @@ def test_every_shard_has_a_share_whatever_the_workers_of_others(march, axes):
     ("fixed", "axes"),
     [
         (FIG1, {"amplified.lr": [1e-5, 1e-1], "seed": [3, 4]}),
+        (FIG1 | {"looks": 4, "seed": 3}, {"amplified.looks": [2, 3]}),
         (FIG1, {"lr": [1e-4, 1e-3], "seeds": [[1, 2], [5, 6]]}),
         (FIG1 | {"paper": "tiers", "experiment": "waiting", "ticks": 2},
          {"waiting, one slow silo.slow": [2.0, 5.0], "seed": [1, 2]}),
         (FIG1 | {"experiment": "figB1"}, {"gamma=0.5.lr": [0.1, 0.2], "seed": [1, 2]}),
     ],
-    ids=["rates and seeds", "several seeds a job", "tiers", "no chance"],
+    ids=["rates and seeds", "a run's own", "several seeds a job", "tiers", "no chance"],
 )  # fmt: skip
 def test_a_job_in_a_unit_has_the_record_that_it_has_alone(fixed, axes, tmp_path):
     fixed = {k: v for k, v in fixed.items() if k != "rounds" or fixed["experiment"] == "fig1"}
@@ -452,6 +455,21 @@ def test_a_headline_that_there_is_not_is_told(march, here, tmp_path, capsys):
     assert words in CliRunner().invoke(app, ["batch", "status", str(tmp_path / "out")]).stderr
     with pytest.raises(FedlibError, match="no train lss"):
         batch.plot(tmp_path / "out")
+    again = batch.run(page | {"headline": {"run": "fast"}}, tmp_path / "out", progress=False)
+    assert again["headline"].notna().all(), "read from the records, not from what was said before"
+
+
+def test_a_unit_that_is_lost_takes_no_finished_job_with_it(march, here, tmp_path):
+    page, out = {"set": FAR, "grid": {"rate": [1.0, 2.0]}}, tmp_path / "out"
+    (unit,) = batch.plan(batch.read_grid(page))
+    first, second = unit.jobs
+    work.carry_out_unit(units.Unit((first,)), out)
+    told = work.fail(unit, out, "Its process ended.", "Its process ended.")
+    assert told == {first.id: "done", second.id: "failed"}
+    assert work.state(out, first)["status"] == "done"
+    assert work._in_short(RuntimeError("what\nhint")) == "RuntimeError: what"
+    assert work._in_short(FedlibError("There is none:\n  make it")) == "There is none:"
+    assert work._in_short(FedlibError()) == "FedlibError: "
 
 
 @pytest.mark.slow

@@ -5,7 +5,6 @@ What is compared takes turns in one run, so the ratios hold on a busy machine, t
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
 import itertools
@@ -372,11 +371,8 @@ def save_bench(name: str, rows: list[dict[str, Any]], out: str | Path | None = N
     target = files.make_folder(bench_folder(out) / name)
     page = json.dumps({"bench": name, **about, "rows": rows}, indent=1) + "\n"
     when = about["date"][:19].replace(":", "-")
-    for n in itertools.count(1):
-        path = target / f"{when}{f'_{n}' * (n > 1)}.json"
-        with contextlib.suppress(FileExistsError):
-            path.touch(exist_ok=False)  # from here on it is ours
-            break
+    taken = len(list(target.glob(f"{when}*.json")))
+    path = target / f"{when}{f'_{taken + 1}' * (taken > 0)}.json"
     files.publish(path, page.encode())
     return path
 

@@ -205,8 +205,8 @@ def _agree(visit: Visit) -> None:
     )
     for layer, way in itertools.product(LAYERS, convolution.WAYS):
         every[f"convolution, {layer} layer, {way}"] = functools.partial(ways_gap, layer, way)
-    rows = [row for row in visit.result.get("agree", []) if row["verdict"] == "agrees"]
-    done = {(row["trial"], row["type"]) for row in rows}
+    rows = {(row["trial"], row["type"]): row for row in visit.result.get("agree", [])}
+    done = {pair for pair, row in rows.items() if row["verdict"] == "agrees"}
     visit.tell(f"\n1. Is it right? {len(every)} trials on {visit.place}, compared with the CPU.")
     for name, dtype in [pair for pair in itertools.product(every, TOLERANCE) if pair not in done]:
         if time.monotonic() > visit.until:
@@ -224,10 +224,10 @@ def _agree(visit: Visit) -> None:
         allowed = max([TOLERANCE[dtype], *rough])
         verdict = "failed" if why else "agrees" if gap <= allowed else "differs"
         row = {"trial": name, "type": dtype, "apart": gap, "allowed": allowed}
-        rows.append(row | {"verdict": verdict, "why": why})
+        rows[name, dtype] = row | {"verdict": verdict, "why": why}
         far = "" if gap is None else f"{gap:.1e} of the way apart, {allowed:.0e} allowed"
         visit.tell(f"   {verdict:8} {dtype}  {name}: {far}{why}")
-        visit.keep("agree", rows)
+        visit.keep("agree", [*rows.values()])
 
 
 # --- how fast is it? ------------------------------------------------------------------------------
@@ -277,7 +277,8 @@ def _words(row: dict[str, Any]) -> str:
 def _records(visit: Visit, names: Sequence[tuple[str, str]]) -> None:
     visit.tell(f"\n3. Records of profile {visit.profile}, seed by seed.")
     asked = [dict(paper=p, experiment=name, profile=visit.profile) for p, name in names]
-    rows, seeds = {}, visit.home / "seeds" / (visit.place + "-tf32" * visit.tf32)
+    rows = {row["record"]: row for row in visit.result.get("records", [])}
+    seeds = visit.home / "seeds" / (visit.place + "-tf32" * visit.tf32)
     for row in queue.make(
         asked, visit.until, seeds, visit.home / "records", lambda line: visit.tell(f"   {line}"),
         sys.stderr.isatty(), visit.place, visit.tf32, stay=True,

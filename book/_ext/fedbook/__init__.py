@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
 
 from sphinx.application import Sphinx
 
 import fedlib
+from fedlib.lab.evidence import ages
 
 from .facts import ClaimsFilter, ClaimsTable, DurationsTable, ErrataTable
 from .fold import fold
@@ -33,9 +33,8 @@ def date_page(app: Sphinx, page: str, template: str, context: dict, tree: object
     """Say when a page's source was last changed, where the repository knows."""
     for source in (ROOT / f"{page}.ipynb", ROOT / f"{page}.md"):
         if source.is_file():
-            command = ["git", "log", "-1", "--format=%cs", "--", str(source)]
-            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-            context["last_updated"] = done.stdout.strip() or None
+            day = ages.git(ROOT, "log", "-1", "--format=%cs", "--", str(source)).decode()
+            context["last_updated"] = day.strip() or None
 
 
 def plain_signature(

@@ -7,6 +7,7 @@ import contextlib
 import functools
 import itertools
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -89,6 +90,9 @@ class BatchJob:
         return digest(json.dumps(what, sort_keys=True))[:8]
 
 
+COLUMNS = ("job", "status", "seconds", "headline", "why")  # of a table, beside the axes
+
+
 def read_grid(
     grid: str | Path | Mapping[str, Any], changes: Mapping[str, Any] | None = None
 ) -> list[BatchJob]:
@@ -121,6 +125,8 @@ def read_grid(
     listed = page.get("job", [])
     crossed = [dict(zip(axes, v, strict=True)) for v in itertools.product(*axes.values())]
     names = dict.fromkeys([*axes, *(name for point in listed for name in point)])
+    if taken := [name for name in names if name in COLUMNS]:
+        raise FedlibError(f"{source}: '{taken[0]}' is a column of the table of jobs, and no axis.")
     jobs: dict[str, BatchJob] = {}
     for point in [*(crossed if axes or not listed else []), *listed]:
         asked = same | point | changes
@@ -216,7 +222,9 @@ def assignments(words: Iterable[str]) -> dict[str, Any]:
     """
     parsed = {}
     for word in words:
-        name, equals, text = word.rpartition("=") if word.count("=") == 1 else word.partition("=")
+        name, equals, text = word.partition("=")
+        if of_a_run := re.fullmatch(r"(.+\.\w+)=([^=]*)", word):  # whose name may have one
+            name, text = of_a_run.groups()
         if not equals or not name:
             raise FedlibError(f"--set takes NAME=VALUE, for example lr=.01. Got '{word}'.")
         parsed[name] = text  # a word, unless it can be read as something else

@@ -154,7 +154,8 @@ def _processes(units: Sequence[Unit], folder: Path, workers: int, threads: int) 
                 try:
                     yield future.result()
                 except ProcessExpired as error:
-                    yield work.fail(unit, folder, f"Its process ended: {_ending(error.exitcode)}.")
+                    why = f"Its process ended: {_ending(error.exitcode)}."
+                    yield work.fail(unit, folder, why, why)
             pool.close()
         finally:
             pool.stop()

@@ -14,7 +14,7 @@ import pandas as pd
 from fedlib import files
 from fedlib.errors import FedlibError, unknown
 from fedlib.lab.batch import work
-from fedlib.lab.batch.grid import BatchJob
+from fedlib.lab.batch.grid import COLUMNS, BatchJob
 
 PAGE = "jobs.json"
 TICKS = 8  # values of an axis that are written out
@@ -71,7 +71,7 @@ def job_table(folder: str | Path) -> pd.DataFrame:
     rows, every = [], jobs(folder)
     for job in every:
         state = {"why": ""} | work.state(Path(folder), job)
-        columns = {key: state[key] for key in ("status", "seconds", "headline", "why")}
+        columns = {key: state[key] for key in COLUMNS[1:]}
         rows.append({"job": job.id, **_values(job, every), **columns})
     return pd.DataFrame(rows)
 
@@ -188,12 +188,12 @@ def plot(folder: str | Path, x: str | None = None, by: str | None = None) -> Any
         reach = [ends["mean"] - ends["min"], ends["max"] - ends["mean"]]
         label = look.label if by else None
         axis.errorbar(ends.index, ends["mean"], yerr=reach, capsize=3, label=label, **look.line)
-    numbers = pd.to_numeric(table[x], errors="coerce")
-    if numbers.min() > 0 and numbers.max() >= 10 * numbers.min():
+    numeric, at = pd.api.types.is_numeric_dtype(table[x]), table[x]
+    if numeric and at.min() > 0 and at.max() >= 10 * at.min():
         axis.set_xscale("log")
-    if numbers.notna().all() and table[x].nunique() <= TICKS:
+    if numeric and at.nunique() <= TICKS:
         axis.minorticks_off()
-        ticks = sorted(table[x].unique())
+        ticks = sorted(at.unique())
         axis.set_xticks(ticks, [f"{v:g}" for v in ticks])
     first = jobs(folder)[0]
     axis.set(xlabel=x, ylabel="headline" if first.notebook else f"{_name(first)}, at the end")

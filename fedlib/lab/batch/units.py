@@ -49,7 +49,10 @@ class Unit:
     @functools.cached_property
     def variants(self) -> dict[str, BatchJob]:
         """One job for each way in which jobs differ beside seeds."""
-        return {job.variant: job for job in reversed(self.jobs)}
+        every: dict[str, BatchJob] = {}
+        for job in self.jobs:
+            every.setdefault(job.variant, job)
+        return every
 
 
 def plan(jobs: Sequence[BatchJob], workers: int = 1, part: str = "1/1") -> list[Unit]:
@@ -191,5 +194,6 @@ def together(unit: Unit) -> tuple[dict[str, Any], dict[str, tuple[str, str]]]:
             names[name] = variant, run["run"]
             runs.append({**run, "run": name})
     rest = catalogue.settings(first.paper, first.experiment, first.profile)
-    changed = {key: value for key, value in s.items() if key not in rest or rest[key] != value}
+    changed = {key: value for key, value in s.items()
+               if key != "runs" and (key not in rest or rest[key] != value)}  # fmt: skip
     return changed | {"runs": runs}, names

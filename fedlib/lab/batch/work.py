@@ -33,9 +33,10 @@ def state(folder: Path, job: BatchJob) -> dict[str, Any]:
     """Return what is known of a job: ``status``, ``seconds``, ``headline`` and, if failed, why."""
     try:
         stored = json.loads((place(folder, job) / "state.json").read_text("utf-8"))
-        if stored["status"] == DONE and not job.notebook:
+        done = stored["status"] == DONE
+        if done and not job.notebook:
             record(folder, job)
-        return stored
+        return stored | {"headline": headline(folder, job) if done else None}
     except (OSError, ValueError, KeyError, FedlibError):  # never begun, or not to be read
         return {"status": WAITING, "seconds": None, "headline": None}
 
@@ -57,34 +58,46 @@ def carry_out_unit(unit: Unit, folder: Path) -> dict[str, str]:
             _run_notebook(unit.jobs[0], folder)
         else:
             _run_experiment(unit, folder)
-        message = ""
+        message = why = ""
     except locks.UnderWay:
         raise
     except Exception as error:
         if isinstance(error, OSError) and error.errno in FULL:
             raise files.cannot_write(folder, error) from error
         message = f"{error}\n" if isinstance(error, FedlibError) else traceback.format_exc()
+        why = _in_short(error)
     if message and len(unit.jobs) > 1:
         each = [carry_out_unit(Unit((job,)), folder) for job in unit.jobs]
         return dict(ChainMap(*each))
     seconds = (time.perf_counter() - began) / len(unit.jobs)
     if message:
-        return fail(unit, folder, message, seconds)
+        return fail(unit, folder, message, why, seconds)
     for job in unit.jobs:
-        _write(folder, job, status=DONE, seconds=seconds, headline=headline(folder, job))
+        _write(folder, job, status=DONE, seconds=seconds)
         (place(folder, job) / "error.txt").unlink(missing_ok=True)
     shutil.rmtree(folder / "units" / unit.id, ignore_errors=True)
     return {job.id: DONE for job in unit.jobs}
 
 
-def fail(unit: Unit, folder: Path, message: str, seconds: float = 0.0) -> dict[str, str]:
-    """Note that a unit has failed, or that its worker is gone."""
-    for job in unit.jobs:
+def _in_short(error: Exception) -> str:
+    """Return the kind of an error and its first line; fedlib's own say enough without a kind."""
+    name, said = type(error).__name__, str(error)
+    if hasattr(error, "ename"):
+        name, said = error.ename, error.evalue
+    line = said.strip().partition("\n")[0]
+    return line if line and isinstance(error, FedlibError) else f"{name}: {line}"
+
+
+def fail(
+    unit: Unit, folder: Path, message: str, why: str, seconds: float = 0.0
+) -> dict[str, str]:
+    """Note that a unit has failed, or that its worker is gone; what is done of it stays done."""
+    lost = [job for job in unit.jobs if state(folder, job)["status"] != DONE]
+    for job in lost:
         home = files.make_folder(place(folder, job))
         files.publish(home / "error.txt", message.encode())
-        last = message.strip().splitlines()[-1]
-        _write(folder, job, status=FAILED, seconds=seconds, headline=None, why=last)
-    return {job.id: FAILED for job in unit.jobs}
+        _write(folder, job, status=FAILED, seconds=seconds, why=why)
+    return {job.id: FAILED if job in lost else DONE for job in unit.jobs}
 
 
 def _write(folder: Path, job: BatchJob, seconds: float, **state: Any) -> None:

@@ -407,7 +407,8 @@ class Explorer:
 
     def _strip(self, paths: list[str], y: float) -> tuple[str, float]:
         """The heat strip with its row names and its axis; also its depth."""
-        rows, columns = np.shape(self._states[self.start].strip)
+        strips = (frame.strip for frame in self._states.values() if frame.strip is not None)
+        rows, columns = np.shape(next(strips))
         high = min(22 * rows, 170)
         scale, out = (0.0, INNER / columns, 0), [f'<g transform="translate({LEFT} {y})">']
         skip = math.ceil(rows / 8)
@@ -598,7 +599,7 @@ def _text(v: object) -> str:
         return str(v)
     if not math.isfinite(v):
         return "diverged"
-    if isinstance(v, (int, np.integer)) or 1000 <= abs(v) < 1e7:
+    if isinstance(v, (int, np.integer)) or 999.5 <= abs(v) < 1e7:
         return f"{v:.0f}".replace("-", "−")
     number, _, power = f"{v:.3g}".partition("e")
     return number.replace("-", "−") + (f" · {_power(int(power))}" if power else "")

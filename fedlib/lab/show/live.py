@@ -118,6 +118,9 @@ class Live:
         self.title, self.controls, self.build = title, controls, frozen(build)
         self.rounds, self.every, self.seeds = rounds, every, tuple(seeds)
         self.start = tuple(start or (values[0] for values in controls.values()))
+        for value, (label, values) in zip(self.start, controls.items(), strict=True):
+            if value not in values:
+                raise FedlibError(f"'{label}' cannot start at {value!r}. Its values: {values}.")
         self.split, self.metric, self.strip = split, metric, frozen(strip)
         self.look = Evaluation(every=every, splits=split, measure=frozen(measure))
         self.strip_label = strip_label

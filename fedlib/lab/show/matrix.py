@@ -7,6 +7,7 @@ how fast they forget, count as one method.
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,7 @@ import pandas as pd
 from scipy import stats
 
 from fedlib.errors import FedlibError
+from fedlib.files import digest
 from fedlib.lab.evidence import catalogue, experiments, measures, records, tuning
 from fedlib.lab.evidence.records import Record
 from fedlib.lab.job import study
@@ -213,7 +215,7 @@ def enter(
     strengths
         Values of the method's own setting, ``setup.strength``, of which tuning chooses one.
     out
-        Folder in which it gets a folder of its own, for its records.
+        Folder in which each version of the method's file gets a folder, for its records.
     names
         Situations; default is all.
     seeds
@@ -238,8 +240,8 @@ def enter(
         raise FedlibError(f"There is no situation '{unknown[0]}'. There are: {', '.join(every)}.")
     if ":" not in method:
         raise FedlibError(f"A method is 'package.module:function'; got '{method}'.")
-    study(method)  # is it there?
-    home, tables = Path(out) / method.rpartition(":")[2], []
+    source = Path(inspect.getsourcefile(study(method)) or "").read_bytes()
+    home, tables = Path(out) / f"{method.rpartition(':')[2]}-{digest(source)[:8]}", []
     for name in names or every:
         runs = _own_runs(method, name, profile, strengths)
         for experiment, more in ((TUNING + name, {}), (name, {"lr": "tuned"})):
@@ -247,7 +249,7 @@ def enter(
             if not _there(experiment, profile, seeds, home, changes):
                 experiments.run(
                     PAPER, experiment, profile, seeds=seeds, out=home, changes=changes,
-                    progress=progress,
+                    progress=progress, replace=True,
                 )  # fmt: skip
         own = ends(lambda n: records.load(PAPER, n, profile, home), [name])
         book = ends(lambda n: records.load(PAPER, n, profile), [name])
