@@ -397,7 +397,7 @@ def test_where_a_definition_lives_does_not_matter(package):
 
 def test_an_import_inside_a_function_is_followed(package):
     before = package()
-    old = "    y = local_sgd("
+    old = "    return local_sgd("
     after = package(
         "papers/fedavg.py",
         old,

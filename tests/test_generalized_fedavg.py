@@ -273,7 +273,7 @@ def test_room_is_asked_for_every_copy_of_every_run(monkeypatch):
     algorithm, task = TRIALS["FedAvg, mlp"](np.float64)
     algorithm.round(algorithm.init(task, (1, 2, 3)), task)
     S = algorithm.participation.cohort((1,), 0)[0].shape[1]
-    assert asked == [(3 * S, task.size, 3)]
+    assert asked == [(3 * S, task.size, 4)]
 
 
 def test_an_interval_begins_where_the_warm_up_ended():

@@ -243,8 +243,9 @@ def test_a_seed_of_other_code_is_made_again_and_stops_no_other_record(tmp_path, 
     monkeypatch.setattr(experiments, "run", full)
     both = [("participation", "fig2"), ("participation", "fig1")]
     gpu._records(visit(tmp_path, found=found), both)
-    assert [row["joined"] for row in found["records"]] == [False, True]
-    assert found["records"][0]["under way"] == "CUDA out of memory"
+    joined = {row["record"].split("/")[1]: row["joined"] for row in found["records"]}
+    assert joined == {"fig1.smoke": True, "fig2.smoke": False}
+    assert found["records"][1]["under way"] == "CUDA out of memory"
 
 
 ON_A_CPU = {  # no data set: a toy, clocks, arithmetic, a small problem
