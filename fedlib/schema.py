@@ -3,7 +3,7 @@
 A shape is a `TypedDict <https://docs.python.org/3/library/typing.html#typing.TypedDict>`_ that
 inherits from :class:`Page`, a dataclass with the same ``__pydantic_config__``, or a container of
 them. Pydantic does the checking. A machine that only computes may lack it; pages are then read as
-they are, with a warning.
+they are, and that of experiments warns.
 """
 
 from __future__ import annotations

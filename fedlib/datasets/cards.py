@@ -19,7 +19,8 @@ class Dataset:
     ----------
     train_x, test_x
         ``float32 [n, *card.shape]``: images ``[n, channels, height, width]``, views
-        ``[n, views, height, width]`` or sequences ``[n, steps, features]``.
+        ``[n, views, height, width]`` or sequences ``[n, steps, features]``; text is ``uint8``, and
+        sets by columns have rows of their own, see :class:`fedlib.papers.vertical.Columns`.
     train_y, test_y
         Class numbers, ``int64 [n]``.
     classes

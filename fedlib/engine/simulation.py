@@ -76,7 +76,7 @@ def simulate(
     seeds
         One run a seed.
     state
-        Start from this state instead of ``algorithm.init``.
+        Start from this state instead of ``algorithm.init``; its seeds are those of the runs then.
     evaluation
         When to look and what to measure; by default the training split, after every round.
     callbacks

@@ -61,7 +61,7 @@ PARTY = np.dtype([
     ("head", WHOLE), ("size", WHOLE), ("free", WHOLE), ("version", WHOLE), ("pairs", WHOLE),
     ("c", REAL), ("b", REAL),
 ])  # fmt: skip
-SLOT = np.dtype([  # a thread of a party: its k collaborators, then the dominator
+SLOT = np.dtype([  # a thread of a party: its k collaborators, then the dominator; in rounds, a step
     ("label", WHOLE), ("live", WHOLE), ("c", REAL), ("b", REAL), ("at", WHOLE), ("mean_at", WHOLE),
     ("beta", REAL),
 ])  # fmt: skip
@@ -128,7 +128,7 @@ class State(NamedTuple):
     samples: np.ndarray  # [m, chunk], and what else is drawn ahead
     drawn: np.ndarray  # [m, chunk, q, 5]
     links: np.ndarray  # [m, q]
-    steps: np.ndarray  # by beginning
+    steps: np.ndarray  # by beginning; in rounds, by the place of the dominator
 
     # what parties and threads hold
     parties: np.ndarray

@@ -117,7 +117,8 @@ class Run:
     snapshots
         ``[S, d]``: where SVRG stood at each of its barriers, with ``keep="snapshots"``.
     counts
-        Messages sent: ``"tree"`` (masked sums up two trees), ``"backward"`` (ϑ and i),
+        Messages sent: ``"tree"`` (masked sums up two trees, counted even where ``trees`` is None
+        and scores go straight to the dominator), ``"backward"`` (ϑ and i),
         ``"request"`` (i alone), and ``"pass"``, those with a value for every sample.
     """
 
