@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from numpy.testing import assert_allclose
@@ -370,3 +371,21 @@ def test_what_has_a_rate_as_a_number_has_the_one_that_was_tuned(figure):
     assert len(given) > 3
     for run in given:  # all that is called PERM, in whichever reading, has PERM's
         assert run["lr"] == pytest.approx(best[run["run"].partition(",")[0]], rel=1e-4)
+
+
+def test_each_seed_pays_for_its_own_clients():
+    """PERM's gradients at an epoch's end count in minibatches of what its clients hold."""
+    algorithm = study.PERM(0.1, 2, 5)
+    sizes = {1: [10, 20], 2: [30, 40]}
+    frame = pd.DataFrame(dict(seed=[1, 2, 1, 2], round=[1, 1, 2, 2]))
+    told = study._dated(frame, algorithm, 0, 2, sizes)
+    assert told["gradients"].tolist() == [2, 2, 4 + 2 * 15 / 5, 4 + 2 * 35 / 5]
+    assert told["models"].tolist() == [2, 2, 4 + 4, 4 + 4]
+
+
+def test_what_keeps_weights_of_one_seed_is_made_by_itself():
+    """Else a record would have more rows, or fewer, for what is carried out beside it."""
+    s = catalogue.settings("personalization", "fig3", "smoke")
+    assert study.serving.alike(s) == set()
+    for other in ({"clients": 10**3}, {"runs": [dict(run="a", method="local")]}):
+        assert study.serving.alike(s | other) == {"seeds", "runs"}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NotRequired
 
@@ -99,7 +100,13 @@ LISTENED = 0.01  # a weight from which on a client counts as listened to
 MAPPED = 200  # clients up to which a record keeps all weights
 
 
-@alike("seeds", "runs")
+def _keeps_weights(s: Serving) -> bool:
+    """Say whether the record keeps final weights: those of its first seed and run alone."""
+    each = [{**s, **run} for run in s["runs"]]
+    return any(r["clients"] <= MAPPED and "lam" in METHOD_NEEDS.get(r["method"], ()) for r in each)
+
+
+@alike("seeds", "runs", unless=_keeps_weights)
 def serving(job: Job[Serving]) -> Outcome:
     """Serve clients in every way that an experiment names, all seeds side by side.
 
@@ -176,7 +183,7 @@ def _served(
     task = build_task(s, population.train, job.device, population.x, population.y)
     evaluation = ClientMetrics(population, every)
     rounds, x = off_cycle(s["rounds"], s["looks"], task.N), task.init(job.seeds)
-    sizes = np.array([len(part) for part in population.train[job.seeds[0]]])
+    sizes = {seed: [*map(len, population.train[seed])] for seed in job.seeds}
     x, frames, lost = x.repeat(len(runs), 1), [], {}
     for method, start, stop in phases(s):
         algorithm = METHODS[method](basic, s, population)
@@ -209,19 +216,19 @@ def phases(s: Serving) -> list[tuple[str, int, int]]:
 
 
 def _dated(
-    frame: pd.DataFrame, algorithm: Any, start: int, steps: int, sizes: np.ndarray
+    frame: pd.DataFrame, algorithm: Any, start: int, steps: int, sizes: Mapping[int, Sequence[int]]
 ) -> pd.DataFrame:
     """Return the rows of a phase that began after ``start`` rounds of FedAvg, with their costs."""
     frame = frame[frame["round"] > 0] if start else frame
-    def spent(t: int) -> dict[str, float]:
-        shuffled = isinstance(algorithm, ShuffledSGD)
-        return others.spent(algorithm, t, sizes) if shuffled else algorithm.spent(t)
 
-    bills = {t: spent(int(t)) for t in frame["round"].unique()}
-    costs = {
-        name: frame["round"].map({t: bill[name] for t, bill in bills.items()}) + start * before
-        for name, before in (("models", 2), ("gradients", steps))
-    }
+    @functools.cache
+    def spent(seed: int, t: int) -> dict[str, float]:
+        shuffled = isinstance(algorithm, ShuffledSGD)
+        return others.spent(algorithm, t, sizes[seed]) if shuffled else algorithm.spent(t)
+
+    bills = [spent(seed, t) for seed, t in zip(frame["seed"], frame["round"], strict=True)]
+    costs = {name: [bill[name] + start * before for bill in bills]
+             for name, before in (("models", 2), ("gradients", steps))}  # fmt: skip
     return frame.assign(round=frame["round"] + start, **costs)
 
 
