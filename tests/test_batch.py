@@ -464,7 +464,7 @@ def test_a_unit_that_is_lost_takes_no_finished_job_with_it(march, here, tmp_path
     (unit,) = batch.plan(batch.read_grid(page))
     first, second = unit.jobs
     work.carry_out_unit(units.Unit((first,)), out)
-    told = work.fail(unit, out, "Its process ended.", "Its process ended.")
+    told = work.fail(unit, out, "Its process ended.")
     assert told == {first.id: "done", second.id: "failed"}
     assert work.state(out, first)["status"] == "done"
     assert work._in_short(RuntimeError("what\nhint")) == "RuntimeError: what"

@@ -154,8 +154,7 @@ def _processes(units: Sequence[Unit], folder: Path, workers: int, threads: int) 
                 try:
                     yield future.result()
                 except ProcessExpired as error:
-                    why = f"Its process ended: {_ending(error.exitcode)}."
-                    yield work.fail(unit, folder, why, why)
+                    yield work.fail(unit, folder, f"Its process ended: {_ending(error.exitcode)}.")
             pool.close()
         finally:
             pool.stop()

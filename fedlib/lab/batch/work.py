@@ -89,14 +89,15 @@ def _in_short(error: Exception) -> str:
 
 
 def fail(
-    unit: Unit, folder: Path, message: str, why: str, seconds: float = 0.0
+    unit: Unit, folder: Path, message: str, why: str = "", seconds: float = 0.0
 ) -> dict[str, str]:
     """Note that a unit has failed, or that its worker is gone; what is done of it stays done."""
     lost = [job for job in unit.jobs if state(folder, job)["status"] != DONE]
     for job in lost:
         home = files.make_folder(place(folder, job))
         files.publish(home / "error.txt", message.encode())
-        _write(folder, job, status=FAILED, seconds=seconds, why=why)
+        short = why or message.partition("\n")[0]
+        _write(folder, job, status=FAILED, seconds=seconds, why=short)
     return {job.id: FAILED if job in lost else DONE for job in unit.jobs}
 
 

@@ -240,7 +240,9 @@ def enter(
         raise FedlibError(f"There is no situation '{unknown[0]}'. There are: {', '.join(every)}.")
     if ":" not in method:
         raise FedlibError(f"A method is 'package.module:function'; got '{method}'.")
-    source = Path(inspect.getsourcefile(study(method)) or "").read_bytes()
+    function = study(method)
+    page = Path(inspect.getsourcefile(function) or "")
+    source = page.read_bytes() if page.is_file() else function  # which a notebook has in no file
     home, tables = Path(out) / f"{method.rpartition(':')[2]}-{digest(source)[:8]}", []
     for name in names or every:
         runs = _own_runs(method, name, profile, strengths)
