@@ -28,7 +28,7 @@ from fedlib.errors import FedlibError
 from fedlib.lab import batch
 from fedlib.lab.batch import spread
 
-ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'fedlib[ray]'")
+ray = pytest.importorskip("ray", reason="Ray is not installed: pip install ray")
 pytestmark = pytest.mark.slow
 
 RAY = [sys.executable, "-c", "from ray.scripts.scripts import main; main()"]

@@ -602,7 +602,7 @@ def test_gaussian_noise_is_private_by_integration(epsilon, delta, visits):
 
 @pytest.mark.slow  # opacus takes long to import
 def test_the_accountant_counts_what_the_closed_form_says():
-    pytest.importorskip("opacus", reason="opacus is not installed: pip install 'fedlib[vertical]'")
+    pytest.importorskip("opacus", reason="opacus is not installed: pip install opacus")
     for epsilon, delta, times in ((1.0, 1e-6, 5), (3.0, 1e-5, 40)):
         noise = gaussian_scale(epsilon, delta, times)
         assert epsilon <= mitigations.total_epsilon([(noise, times)], delta) < epsilon + 0.02
@@ -709,7 +709,7 @@ def test_a_guarded_training_goes_on_when_a_party_leaves(cancer):
 
 @pytest.fixture(scope="module")
 def keys():
-    pytest.importorskip("phe", reason="phe is not installed: pip install 'fedlib[vertical]'")
+    pytest.importorskip("phe", reason="phe is not installed: pip install phe")
     return mitigations.keypair(256)  # a toy's length, for speed
 
 

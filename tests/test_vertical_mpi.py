@@ -94,7 +94,7 @@ def test_without_mpi_it_says_what_to_install(monkeypatch):
         importlib.util, "find_spec", lambda name, *a: None if name == "mpi4py" else real(name, *a)
     )
     done = CliRunner().invoke(cli.app, ["vertical", "mpi"])
-    assert done.exit_code == 2 and "pip install 'fedlib[vertical]'" in done.output
+    assert done.exit_code == 2 and "pip install mpi4py mpich" in done.output
     assert "Traceback" not in done.output
 
 

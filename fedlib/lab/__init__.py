@@ -1,4 +1,4 @@
-"""The laboratory that makes the book out of the library: ``pip install 'fedlib[lab]'``.
+"""The laboratory that makes the book out of the library: ``pip install '.[lab]'``.
 
 =========================  =======================================================================
 folder or module           what belongs there

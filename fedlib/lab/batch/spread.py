@@ -211,7 +211,7 @@ def _joined(address: str, threads: int, gpu: bool = False) -> Iterator[int]:
     try:
         import ray
     except ImportError as error:
-        raise FedlibError("--ray needs Ray: pip install 'fedlib[ray]'.") from error
+        raise FedlibError("--ray needs Ray: pip install ray.") from error
     try:
         _knock(os.environ.get("RAY_ADDRESS", address) if address == "auto" else address)
         ray.init(address, logging_level="ERROR", log_to_driver=False)

@@ -175,7 +175,7 @@ def total_epsilon(releases: Sequence[tuple[float, int]], delta: float) -> float:
     except ImportError as error:
         raise FedlibError(
             "Privacy is counted by the package opacus, which is not installed. "
-            "What to do: pip install opacus, or pip install 'fedlib[vertical]'."
+            "What to do: pip install opacus."
         ) from error
     accountant = PRVAccountant()
     accountant.history = [(noise, 1.0, times) for noise, times in releases]  # 1: nobody is left out
@@ -201,7 +201,7 @@ def keypair(bits: int = KEY_BITS) -> tuple[Any, Any]:
     except ImportError as error:
         raise FedlibError(
             "Encrypted messages need the package phe (Paillier's scheme), which is not installed. "
-            "What to do: pip install phe, or pip install 'fedlib[vertical]'."
+            "What to do: pip install phe."
         ) from error
     return paillier.generate_paillier_keypair(n_length=bits)
 

@@ -40,7 +40,7 @@ from fedlib.paths import expand
 from fedlib.population.delays import Deterministic, Law, check_law
 
 INSTALL = (
-    "Install mpi4py and an MPI: pip install 'fedlib[vertical]', or pip install mpi4py mpich. The "
+    "Install mpi4py and an MPI: pip install mpi4py mpich. The "
     "simulator, fedlib.papers.vertical.simulate_parties, needs neither."
 )
 START = 300.0
