@@ -20,7 +20,7 @@ class Dataset:
     train_x, test_x
         ``float32 [n, *card.shape]``: images ``[n, channels, height, width]``, views
         ``[n, views, height, width]`` or sequences ``[n, steps, features]``; text is ``uint8``, and
-        sets by columns have rows of their own, see :class:`fedlib.papers.vertical.Columns`.
+        sets by columns have rows of their own, see :mod:`fedlib.papers.vertical.data`.
     train_y, test_y
         Class numbers, ``int64 [n]``.
     classes
