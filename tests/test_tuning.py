@@ -147,7 +147,11 @@ def test_a_tuned_experiment_says_where_its_values_come_from(paper):
     assert list(told["chosen"].values()) == at
     assert made.state.word == "fresh"
     changed = rates.frame.assign(value=rates.frame["value"] + 1)
-    records.save(paper, changed, rates.manifest)
+    part = rates.manifest | {"joined": [rates.manifest["rows"]]}  # of which it was one
+    for manifest in (rates.manifest, part):
+        records.save(paper, changed, manifest)
+        assert made.state == ("stale", "Tuning has changed: grid.smoke.")
+    rates.manifest_path.write_text("{")
     assert made.state == ("stale", "Tuning has changed: grid.smoke.")
 
 

@@ -131,8 +131,10 @@ class Record:
         except FedlibError:
             now = None
         if tuned := m.get("tuning"):
-            there = self._near(f"{tuned['record']}.json")
-            if not there.exists() or f'"{tuned["rows"]}"' not in there.read_text("utf-8"):
+            rates: dict[str, Any] = {}
+            with contextlib.suppress(OSError, ValueError):  # not there, or damaged
+                rates = json.loads(self._near(f"{tuned['record']}.json").read_text("utf-8"))
+            if rates.get("rows") != tuned["rows"]:
                 return Freshness("stale", f"Tuning has changed: {tuned['record']}.")
         rows = self._near(f"{experiment}.smoke.csv.gz")
         try:
