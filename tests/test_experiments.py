@@ -582,6 +582,7 @@ def test_seeds_that_cannot_be(seeds, tmp_path):
         ({"model": []}, "model is empty"),
         ({"model": ["softmax", 63, 10]}, "64 features"),
         ({"pool": 100}, "pool = 100"),
+        ({"process": "markov"}, "needs the setting 'on'"),
     ],
 )
 def test_settings_that_cannot_be_leave_no_folder(changes, told, tmp_path):

@@ -203,7 +203,7 @@ def settings(paper: str, experiment: str, profile: str) -> dict[str, Any]:
         raise unknown(f"profile of {experiment}", profile, valid)
     common, of_experiment, shared, special = _layers(table, experiment, profile)
     s = common | of_experiment | shared | special
-    read = {*of_experiment, *special, *_known(s)}
+    read = {*of_experiment, *special, *reads(s)}
     return {k: v for k, v in s.items() if k in read}
 
 
@@ -215,7 +215,7 @@ def _layers(table: dict[str, Any], experiment: str, profile: str) -> list[dict[s
     return [table["common"], of_experiment, shared, entry.get(profile, {})]
 
 
-def _known(s: dict[str, Any]) -> set[str]:
+def reads(s: dict[str, Any]) -> set[str]:
     """Return the settings that an experiment's study reads; all, where it does not say."""
     try:
         shapes = _shapes(s)

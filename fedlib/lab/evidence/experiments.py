@@ -137,6 +137,13 @@ def run(
         try:
             with steady():
                 outcome = study(s["kind"])(job)
+        except KeyError as error:
+            if not {*error.args} & (catalogue.reads(s) - {*s}):
+                raise
+            raise FedlibError(
+                f"The study needs the setting {error} for what [{experiment}] asks it to do. Write "
+                "it into experiments.toml, or give it with --set."
+            ) from error
         finally:
             seconds = before + time.perf_counter() - began
             worked += time.process_time() - busy
