@@ -39,6 +39,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[TOOK] = {}
+    gc.disable()  # until all is collected
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # begun by a script, in the background
         signal.signal(signal.SIGINT, signal.default_int_handler)  # whom a test interrupts must hear
 
@@ -74,6 +75,7 @@ def pytest_collection_finish() -> None:
     What collecting has left stays: the garbage collector need not go through it again and again.
     """
     gc.freeze()
+    gc.enable()
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(1)
 

@@ -38,11 +38,11 @@ def smoke(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, tuple[build.Ru
     """
     out, elsewhere = tmp_path_factory.mktemp("smoke"), tmp_path_factory.mktemp("elsewhere")
     for paper in catalogue.papers():
-        small = [r for r in records.stored() if r.path.match(f"{paper}/results/*.smoke.csv.gz")]
-        small.sort(key=lambda record: record.manifest["wall_seconds"])
-        for m, frame in ((r.manifest, r.frame) for r in small[1:]):
+        small = [m for m in records.manifests() if (m["paper"], m["profile"]) == (paper, "smoke")]
+        for m in sorted(small, key=lambda manifest: manifest["wall_seconds"])[1:]:
+            record = records.load(paper, m["experiment"], "smoke")
             now = freshness.present_code(catalogue.settings(paper, m["experiment"], "smoke"))
-            records.save(elsewhere / "runs", frame, m | now)
+            records.save(elsewhere / "runs", record.frame, m | now)
     jobs = [(ROOT / notebook, out / notebook) for notebook in SMALL]
     before = Path.cwd()
     os.chdir(elsewhere)
