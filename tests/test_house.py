@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
 from collections import defaultdict
@@ -28,17 +29,20 @@ def sources() -> dict[str, str]:
     return found
 
 
+@functools.cache
+def statements(text: str) -> list[ast.Import | ast.ImportFrom]:
+    return [n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Import | ast.ImportFrom)]
+
+
 def imports(text: str, modules: set[str]) -> Iterator[str]:
     """Yield the modules of fedlib that a text imports, at its top or inside a function."""
-    for node in ast.walk(ast.parse(text)):
+    for node in statements(text):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
+        else:
             assert not node.level, "imports are written in full"
             inner = [f"{node.module}.{alias.name}" for alias in node.names]
             names = [name if name in modules else node.module for name in inner]
-        else:
-            continue
         yield from (name for name in names if name.split(".")[0] == "fedlib")
 
 
