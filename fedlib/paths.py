@@ -80,8 +80,7 @@ def papers(file: str = "experiments.toml") -> dict[str, Path]:
             raise FedlibError(f"FEDLIB_PAPERS names {home}, which is not a folder.")
     folders: dict[str, Path] = {}
     for home in [data_folder() / "papers", *homes]:
-        pages = [home / name / file for name in os.listdir(home)]  # sooner than by a glob
-        for page in sorted(filter(os.path.isfile, pages), key=_chapter):
+        for page in sorted(home.glob(f"*/{file}"), key=_chapter):
             if page.parent.name in folders:
                 raise FedlibError(
                     f"Two papers are called '{page.parent.name}': {folders[page.parent.name]} and "

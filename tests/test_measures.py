@@ -189,6 +189,21 @@ def test_settles_compares_second_differences_of_the_first_and_last_fifth():
     assert got.low[1] == -INF and np.isfinite(got.low[0])
 
 
+def test_during_does_not_depend_on_when_one_looked():
+    """The early look at 10 hardly counts: it stands for a tenth of the rounds, on a line."""
+    looks = [(0, 5.0), (10, 1.0), (100, 1.0)], [(0, 5.0), (50, 2.0), (100, 1.0)]
+    frame = pd.DataFrame(
+        [(0, run, "loss", "train", round_, value)
+         for run, curve in zip("ab", looks, strict=True) for round_, value in curve],
+        columns=["seed", "run", "metric", "split", "round", "value"],
+    )  # fmt: skip
+    got = measures.during(
+        record(frame.sample(frac=1, random_state=0)), "a", "b", "loss", "train", 0, 1
+    )
+    a, b = (3.0 * 10 + 1.0 * 90) / 100, (3.5 * 50 + 1.5 * 50) / 100
+    assert got.low == pytest.approx([b - a])
+
+
 def test_during_averages_over_a_part_of_the_run():
     a, b = np.arange(11.0), np.zeros(11)  # rounds 0 to 100
     held = record(curves({"a": [a, 2 * a], "b": [b, b]}))
