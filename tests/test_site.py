@@ -199,6 +199,17 @@ def test_every_link_leads_somewhere(html):
     assert build.check_links(html) == []
 
 
+def test_what_was_found_reads_as_prose(html):
+    """It is printed in short lines, which break well in JupyterLab; a page joins them again."""
+    for notebook in build.toc_notebooks():
+        cells = executed.code_cells(build.ROOT / notebook)
+        page = (html / notebook.with_suffix(".html")).read_text("utf-8")
+        notes = re.findall(r"verdict-note.*?<pre><span></span>(.*?)</pre>", page, re.S)
+        assert len(notes) == sum("page.verdict(" in cell.source for cell in cells)
+        for line in "".join(notes).splitlines():
+            assert re.match(r"[A-Z]{3,}\d?-C\S+: [A-Z ,]+\.", line), line
+
+
 @pytest.mark.parametrize("notebook", build.toc_notebooks(), ids=str)
 def test_a_notebook_ran_without_complaint_and_describes_its_figures(notebook, html):
     executed.check(build.ROOT / notebook, html / "_sources" / notebook)

@@ -15,7 +15,7 @@ from sphinx.application import Sphinx
 from sphinx.domains.python import ObjectEntry
 from sphinx.util.nodes import make_refnode
 
-from fedlib.lab.evidence.findings import minus
+from fedlib.lab.evidence.findings import minus, wrapped
 from fedlib.paths import about, papers
 
 from .facts import FACT
@@ -24,16 +24,23 @@ TOLD = {
     "provenance": re.compile(r"Record \S+\.(smoke|quick|long|paper)\b.*\bcommit \S+"),
     "verdict-note": re.compile(r"[A-Z]{3,}\d?-C\S+: [A-Z ,]+\."),
 }
+# Where one of them begins. They are printed in short lines, which a page joins again.
+BEGIN = re.compile(r"\n(?=Record \S+\.|[A-Z]{3,}\d?-C\S+: [A-Z])")
 FOUND = "tag_found"  # on a cell that tells what was found
 
 
 def mark_told(app: Sphinx, doctree: nodes.document) -> None:
     """Mark printed lines that are prose; where a figure's record comes from goes under it."""
     for block in list(doctree.findall(nodes.literal_block)):
-        lines = block.astext().strip().splitlines()
+        parts = BEGIN.split(block.astext().strip())
+        lines = [" ".join(part.split()) for part in parts]
+        whole = all(p in (line, wrapped(line)) for p, line in zip(parts, lines, strict=True))
         for name, pattern in TOLD.items():
-            if lines and all(pattern.match(line) for line in lines):
+            if whole and all(pattern.match(line) for line in lines):
                 block["classes"].append(name)
+                block.rawsource = "\n".join(lines)
+                block.clear()
+                block += nodes.Text(block.rawsource)
                 if name == "provenance" and "cell_output" in block.parent.get("classes", []):
                     home = block.parent
                     home.remove(block)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import re
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NotRequired
@@ -280,6 +281,11 @@ def inverse(low: float | None, high: float | None) -> str:
 def minus(text: str) -> str:
     """Write a minus sign where a number has a hyphen."""
     return re.sub(r"(?<![\w.])-(?=[\d.])", "\N{MINUS SIGN}", text)
+
+
+def wrapped(text: str) -> str:
+    """Return prose in short lines: JupyterLab breaks long ones in the middle of a word."""
+    return textwrap.fill(text, 88, break_long_words=False, break_on_hyphens=False)
 
 
 def _fields(

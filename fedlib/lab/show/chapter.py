@@ -180,7 +180,7 @@ class Chapter:
             plotting.missing(str(missing))
             origin = ""
         plt.show()
-        print(origin)
+        print(findings.wrapped(origin))
 
     def frame(self, name: str) -> pd.DataFrame | None:
         """Return a record's rows, or None after printing that it is missing."""
@@ -210,7 +210,7 @@ class Chapter:
             if own := claims.own_in_words(row):
                 words.append(f"{own}; by themselves: {row['own']['finding']}.")
             words.append(row["note"])
-            print(" ".join(filter(None, words)))
+            print(findings.wrapped(" ".join(filter(None, words))))
         table = pd.DataFrame([check for row in rows for check in row["checks"]])
         table["quantity"] += table["essential"].map({True: "", False: " (control)"})
         table["outcome"] += [f" ({why})" if why else "" for why in table["why"]]
