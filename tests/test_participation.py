@@ -216,6 +216,7 @@ def test_the_official_sampler_takes_permutations_from_their_ends():
         lambda: pt.PeriodicSampler(4, 1, groups=0), lambda: pt.Markov(4, cap=0),
         lambda: pt.Markov(4, cap=1.5), lambda: pt.Drift(4, 1, speed=-1), lambda: pt.Trace("abc"),
         lambda: pt.Trace([[1.0], [0.5, 0.5]]), lambda: pt.Trace(np.zeros((0, 4))),
+        lambda: pt.Trace([[-0.5, 1.5]]),
     ],
 )  # fmt: skip
 def test_processes_that_cannot_be(make):

@@ -649,6 +649,12 @@ def test_a_constant_gradient_has_no_smoothness():
     assert estimate.smoothness(Slope(), torch.zeros(1, 3).double()) == 0
 
 
+@pytest.mark.parametrize("failure", [-0.5, 0.0, 1.5])
+def test_a_failure_probability_is_one(failure):
+    with pytest.raises(FedlibError, match=r"expected a number in \(0, 1\]"):
+        theory.proposition_4_7_mean(1.0, 2, 4, failure)
+
+
 def test_smoothness_of_the_toy_task_is_one():
     task = toy_task()
     theta = torch.zeros(1, 2, dtype=torch.float64)

@@ -311,6 +311,12 @@ def test_masks_that_wash_the_sum_out_are_refused():
         aggregate(scores, chains(8), RealMasks(1e15), rng())
 
 
+def test_fifty_two_bits_are_allowed_and_exact():
+    scores = np.array([0.1, 0.2])
+    got = aggregate(scores, chains(2), ModularMasks(52), rng()).total
+    assert got == float(exact(scores, 52))
+
+
 @pytest.mark.parametrize(
     ("call", "why"),
     [
