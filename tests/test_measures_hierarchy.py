@@ -47,16 +47,16 @@ def test_after_fewer_rounds_the_other_run_is_looked_at_later_by_so_many():
     made["clock"], made["rounds"] = made["round"], made["round"] / 10
     held = record(made.assign(rounds=made["rounds"].where(made["run"] == "b", made["rounds"] / 2)))
     got = measures.with_fewer_rounds(held, "a", "b", **AT, rounds=0.5)
-    # the last look at a is at its round 5, and b is at its round 10 then, where it has 30
-    assert got.low == pytest.approx([10 - 30, 20 - 30]) and (got.high == got.low).all()
-    assert got.beside == (pytest.approx(30), "accuracy")
+    # the last tenth of a has its rounds 4.5 to 5; b is at its rounds 9 to 10 then, from 27 to 30
+    assert got.low == pytest.approx([9.5 - 28.5, 19 - 28.5]) and (got.high == got.low).all()
+    assert got.beside == (pytest.approx(28.5), "accuracy")
     between = measures.with_fewer_rounds(held, "a", "b", **AT, rounds=5 / 8.5)
-    assert between.low == pytest.approx([10 - 25.5, 20 - 25.5]), "on a line between two looks"
+    assert between.low == pytest.approx([9.5 - 24.225, 19 - 24.225]), "on a line between two looks"
     with pytest.raises(measures.MissingRows, match="'b' in made.csv.gz is over before so many"):
         measures.with_fewer_rounds(held, "a", "b", **AT, rounds=0.49)
     loss = record(held.frame.assign(metric="loss"))
     less = measures.with_fewer_rounds(loss, "a", "b", "loss", "test", rounds=0.5)
-    assert less.low == pytest.approx([20, 10])
+    assert less.low == pytest.approx([19, 9.5])
 
 
 def test_one_gain_less_another_over_a_part_of_the_time():

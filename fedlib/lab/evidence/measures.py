@@ -165,14 +165,10 @@ def rows(record: Record, run: str, metric: str, split: str | None = None, **wher
 def last(record: Record, run: str, metric: str, split: str, share: float = FINAL) -> pd.Series:
     """Return each seed's mean over the last ``share`` of the rounds; NaN where it diverged.
 
-    A run has diverged when a value is not finite, or when its training loss stays above ten times
-    that of guessing.
+    Every round counts the same, whenever one looked. A run has diverged when a value is not finite,
+    or when its training loss stays above ten times that of guessing.
     """
-    found = rows(record, run, metric, split)
-    if found.groupby("seed")["round"].nunique().nunique() > 1:
-        raise MissingRows(f"Seeds of run '{run}' in {record.path.name} have different rounds.")
-    values = _late(found, share).mean(skipna=False)
-    values[~np.isfinite(values)] = np.nan
+    values = _over_rounds(record, run, metric, split, 1 - share)
     ceiling = _ceiling(record)
     if math.isfinite(ceiling):
         loss = _late(rows(record, run, "loss", "train"), share)
@@ -180,10 +176,40 @@ def last(record: Record, run: str, metric: str, split: str, share: float = FINAL
     return values
 
 
+def _over_rounds(
+    record: Record, run: str, metric: str, split: str, start: float, stop: float = 1
+) -> pd.Series:
+    """Return each seed's mean over the rounds from one share of a run to another, ``[seeds]``.
+
+    Between two looks lies a line.
+    """
+    found = rows(record, run, metric, split)
+    if found.groupby("seed")["round"].nunique().nunique() > 1:
+        raise MissingRows(f"Seeds of run '{run}' in {record.path.name} have different rounds.")
+    wide = _by_round(found)
+    ends = np.interp([start, stop], [0, 1], [wide.index.min(), wide.index.max()])
+    return wide.apply(lambda values: _mean_between(*ends, wide.index, values))
+
+
+def _mean_between(start: float, stop: float, x: Any, y: Any) -> float:
+    """Return the mean height of a line through points; at no width, its height there."""
+    from scipy import integrate
+
+    x = np.asarray(x)
+    at = np.unique([start, stop, *x[(start < x) & (x < stop)]])
+    height = np.interp(at, x, y)
+    return integrate.trapezoid(height, at) / np.ptp(at) if len(at) > 1 else height[0]
+
+
+def _by_round(found: pd.DataFrame) -> pd.DataFrame:
+    """Return ``[evaluations, seeds]``; NaN for what is too large to be added up."""
+    finite = found["value"].where(found["value"].abs() < 1e30)
+    return found.assign(value=finite).pivot(index="round", columns="seed", values="value")
+
+
 def _late(found: pd.DataFrame, share: float) -> pd.DataFrame:
     """Return ``[evaluations, seeds]`` of the last ``share`` of the rounds, at least one."""
-    finite = found["value"].where(found["value"].abs() < 1e30)  # beyond it sums overflow
-    wide = found.assign(value=finite).pivot(index="round", columns="seed", values="value")
+    wide = _by_round(found)
     first, stop = wide.index.min(), wide.index.max()
     late = wide[wide.index > stop - share * (stop - first)]
     return late if len(late) else wide.iloc[-1:]
@@ -226,7 +252,8 @@ def sooner(
 
     A local step takes ``3 t_comm/Q + 1`` time units. What is known of the time is only that it
     lies between two evaluations, the later of which is the first that reaches the target, or
-    after the end; each seed's ratio is therefore a range.
+    after the end; each seed's ratio is therefore a range. The untrained model has reached nothing,
+    even if its F1 happens to be that high.
 
     Parameters
     ----------
@@ -252,7 +279,7 @@ def _reached(found: pd.DataFrame, target: float, t_comm: float, fall: bool) -> p
     times = np.asarray(wide.index) * (3 * t_comm / found["Q"].iloc[0] + 1)
     low, high = np.full(wide.shape[1], times[-1]), np.full(wide.shape[1], math.inf)
     for j, values in enumerate(wide.to_numpy().T):
-        there = np.flatnonzero(values <= target if fall else values >= target)
+        there = np.flatnonzero((times > 0) & (values <= target if fall else values >= target))
         if len(there):
             low[j], high[j] = times[max(there[0] - 1, 0)], times[there[0]]
     return pd.DataFrame(np.stack([low, high], 1), wide.columns)
@@ -310,26 +337,10 @@ def during(
     start, stop
         Shares of the run, 0 at its beginning and 1 at its end.
     """
-    means = []
-    for run in (a, b):
-        found = rows(record, run, metric, split)
-        part = found["round"].between(*(share * found["round"].max() for share in (start, stop)))
-        if not part.any():
-            raise MissingRows(
-                f"{record.path.name} has no look at '{run}' from {start:g} to {stop:g} of the run."
-            )
-        means.append(found[part].groupby("seed")[["round", "value"]].apply(_over_rounds))
-    _same_seeds(record, means[0].index, means[1].index)
-    gain = means[1] - means[0] if metric == "loss" else means[0] - means[1]
-    return _exactly(gain.to_numpy(), beside=(means[1].mean(), metric))
-
-
-def _over_rounds(looks: pd.DataFrame) -> float:
-    """Return the mean over the rounds, not over the looks; between two looks lies a line."""
-    from scipy import integrate
-
-    x, y = looks.sort_values("round").to_numpy(float).T
-    return integrate.trapezoid(y, x) / np.ptp(x) if len(x) > 1 else y[0]
+    one, other = (_over_rounds(record, run, metric, split, start, stop) for run in (a, b))
+    _same_seeds(record, one.index, other.index)
+    gain = other - one if metric == "loss" else one - other
+    return _exactly(gain.to_numpy(), beside=(other.mean(), metric))
 
 
 def with_fewer_rounds(
@@ -346,13 +357,14 @@ def with_fewer_rounds(
     one, other = (rows(record, run, metric, split) for run in (a, b))
     _same_seeds(record, one["seed"], other["seed"])
     gains, beside = [], []
-    for seed, own in one.groupby("seed"):
-        late = own[own["clock"] > (1 - FINAL) * own["clock"].max()]
-        its = other[other["seed"] == seed].sort_values("rounds")
-        if (late["rounds"] / rounds).max() > its["rounds"].max():
+    for seed, own in one.sort_values("clock").groupby("seed"):
+        its, later = other[other["seed"] == seed].sort_values("rounds"), own["rounds"] / rounds
+        if later.max() > its["rounds"].max():
             raise MissingRows(f"Run '{b}' in {record.path.name} is over before so many rounds.")
-        beside.append(np.interp(late["rounds"] / rounds, its["rounds"], its["value"]).mean())
-        gains.append(late["value"].mean() - beside[-1])
+        clock, there = own["clock"], np.interp(later, its["rounds"], its["value"])
+        ends = (1 - FINAL) * clock.max(), clock.max()
+        beside.append(_mean_between(*ends, clock, there))
+        gains.append(_mean_between(*ends, clock, own["value"]) - beside[-1])
     sign = -1 if metric == "loss" else 1
     return _exactly(sign * np.array(gains), beside=(float(np.mean(beside)), metric))
 
@@ -441,7 +453,7 @@ def final(record: Record, run: str, metric: str, split: str, share: float = 0.0)
 
     Without a share it is that of the last evaluation.
     """
-    return _exactly(_late(rows(record, run, metric, split), share).mean(skipna=False).to_numpy())
+    return _exactly(_over_rounds(record, run, metric, split, 1 - share).to_numpy())
 
 
 def diverged(record: Record, run: str) -> Measured:

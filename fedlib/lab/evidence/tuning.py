@@ -20,7 +20,7 @@ from fedlib.lab.job import Job, Outcome, Settings, study
 TUNING_SEEDS = (1001, 1002, 1003)
 HALF_DECADE = math.sqrt(10)
 MOST = 15  # values; a method whose best value is still at the edge then has none
-SHARE = 1 / 3  # of the run, at its end, over which the loss is averaged
+SHARE = 1 / 3  # of the run, at its end, over whose looks the loss is averaged
 VALIDATION = "validation"  # samples of the tuning seeds that are learned from by nobody
 
 
@@ -79,9 +79,9 @@ def table(frame: pd.DataFrame) -> pd.DataFrame:
     -------
     pandas.DataFrame
         A row a method: ``method``; ``at``, the value with the lowest training loss, or validation
-        loss where there is one, averaged over the last third of the run and over the seeds,
-        infinite for a run that diverged; ``loss``, that average; ``interior``, whether the grid
-        goes on at both sides.
+        loss where there is one, averaged over the looks of the last third of the run and over the
+        seeds, infinite for a run that diverged; ``loss``, that average; ``interior``, whether the
+        grid goes on at both sides.
     """
     split = VALIDATION if (frame["split"] == VALIDATION).any() else "train"
     losses = frame[(frame["metric"] == "loss") & (frame["split"] == split)]
