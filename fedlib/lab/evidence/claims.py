@@ -69,6 +69,7 @@ class Claim(Page):
     statement: str
     data: NotRequired[list[str]]  # the paper's own sets; "generated"; see scale.data
     differs: NotRequired[list[str]]  # from the paper's scale at every profile: "what: ours, theirs"
+    ours: NotRequired[bool]  # the paper makes no such experiment, so none is at its scale
     paper_reports: NotRequired[str]
     smallest: NotRequired[dict[str, int | float]]  # differences that matter, by metric; time
     because: NotRequired[str]
@@ -525,8 +526,8 @@ def measured_at(claim: Claim, stored: list[Record]) -> dict[str, Any]:
     """Return scale and data of a claim: empty where nothing was measured."""
     if claim["kind"] == PROVED or not stored:
         return {"scale": [], "data": "", "sets": {}}
-    each = {r.manifest["experiment"]: scale.differences_in_scale(r) for r in stored}
-    lines = list(claim.get("differs", []))
+    ours, lines = claim.get("ours", False), list(claim.get("differs", []))
+    each = {r.manifest["experiment"]: scale.differences_in_scale(r, ours) for r in stored}
     for line in dict.fromkeys(line for differ in each.values() for line in differ):
         where = [experiment for experiment, differ in each.items() if line in differ]
         lines.append(line if len(where) == len(each) else f"{line} ({', '.join(where)})")

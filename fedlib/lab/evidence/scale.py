@@ -28,7 +28,7 @@ SETTING_WORDS = {
     "compression": "time compressed",
     "batch_size": "minibatch",
     "rows": "training rows",
-    "owners": "clients",
+    "owners": "owners to draw from",
     "clients_grid": "clients compared",
     "steps": "steps",
     "samples": "samples a client",
@@ -53,10 +53,16 @@ THEIRS = (THEIR_BYTES, COPY, GENERATED, NONE)
 RECIPE = "generated"  # in a claim's data: the paper says how its data are drawn
 
 
-def differences_in_scale(record: Record) -> list[str]:
-    """Return what differs between a record's settings and the paper's, in words."""
+def differences_in_scale(record: Record, ours: bool = False) -> list[str]:
+    """Return what differs between a record's settings and the paper's, in words.
+
+    Parameters
+    ----------
+    ours
+        Whether it is read for a claim on which the paper makes no experiment.
+    """
     m = record.manifest
-    ours = paths.about(paths.paper_folder(m["paper"])).get("ours")
+    ours = ours or paths.about(paths.paper_folder(m["paper"])).get("ours", False)
     if ours or "paper" not in catalogue.profiles(m["paper"], m["experiment"]):
         return [OUR_EXPERIMENT]
     theirs = json.loads(json.dumps(catalogue.settings(m["paper"], m["experiment"], "paper")))
