@@ -345,7 +345,8 @@ def test_the_table_and_the_store(march, tmp_path):
     page = {"set": FAR, "grid": {"rate": [1.0, 2.0], "seed": [1, 2]}, "headline": {"run": "fast"}}
     table = batch.run(page, tmp_path / "out", workers=2, progress=False)
     assert table["status"].tolist() == ["done"] * 4
-    assert table["headline"].tolist() == pytest.approx([1 / 3, 2 / 3, 2 / 3, 4 / 3])
+    # of 1 / (rounds + 1) after two rounds, a line from 1/2 to 1/3: its mean over the last tenth
+    assert table["headline"].tolist() == pytest.approx([0.35, 0.7, 0.7, 1.4])
     kept = list(csv.DictReader((tmp_path / "out" / "jobs.csv").open()))
     assert [row["rate"] for row in kept] == ["1.0", "1.0", "2.0", "2.0"]
     found = pd.read_csv(batch.collect(tmp_path / "out"))
@@ -635,9 +636,9 @@ def test_a_picture_shows_means_and_reach(march, here, tmp_path):
     assert axis.get_xscale() == "log" and axis.get_xlabel() == "rate"
     assert [text.get_text() for text in axis.get_legend().get_texts()] == ["mood = a", "mood = b"]
     line, _, (bars,) = axis.containers[0]
-    assert line.get_ydata().tolist() == pytest.approx([2 / 3, 200 / 3])
+    assert line.get_ydata().tolist() == pytest.approx([0.7, 70])
     assert [s[:, 1].tolist() for s in bars.get_segments()] == [
-        pytest.approx([1 / 3, 1]), pytest.approx([100 / 3, 100]),
+        pytest.approx([0.35, 1.05]), pytest.approx([35, 105]),
     ]  # fmt: skip
 
 
