@@ -435,7 +435,7 @@ def standing() -> Iterator[str]:
         f"**{len(at_scale)} of the {len(measured)} were tried at their paper's own scale** "
         "({ref}`the list <only-own-scale>` has claims without a run, too), "
         f"{'all ' * (same == at_scale)}{len(same)} of these on the paper's own data (the same "
-        "bytes, another copy, or made as the paper says; some need none). "
+        "bytes, another copy, or made as the paper says). "
         f"{len(in_part)} more were in part, and what those checks find by themselves stands "
         f"beside the claim ({parts}). "
         f"{len(reproduced)} are *reproduced*: confirmed, at that scale and on those data "
