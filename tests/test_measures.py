@@ -92,6 +92,9 @@ def test_final_is_the_mean_over_the_last_tenth_of_the_rounds():
     uneven = frame[frame["round"].isin([0, 10, 20, 30, 170, 198, 200])]  # rounds decide, not rows
     found = measures.last(record(uneven), "a", "loss", "train", 0.1)
     assert found.to_numpy() == pytest.approx([19, 38])
+    bent = frame[frame["round"].isin([0, 160, 190, 200])].assign(value=[0, 0, 3, 1] * 2)
+    found = measures.last(record(bent), "a", "loss", "train", 0.1)  # 2 after 180 rounds
+    assert found.to_numpy() == pytest.approx([(2 + 3) / 4 + (3 + 1) / 4] * 2)
 
 
 @pytest.mark.parametrize(
