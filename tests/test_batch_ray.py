@@ -240,9 +240,11 @@ def told_of(folder: Path, job: str) -> str:
 def test_interrupted_it_goes_on(start, tmp_path):
     grid, folder = DRAWING + "wait = [0.8]\nseed = [1, 2, 3, 4]", tmp_path / "there"
     running = start(grid)
-    eventually(lambda: done(folder) > 0, running, 300)
+    eventually(lambda: done(folder) == 2, running, 300)  # a unit has two jobs
     running.send_signal(signal.SIGINT)
-    assert running.wait(600) == 130 and b"Run the same command again" in running.stderr.read()
+    said, complained = (text.decode() for text in running.communicate(timeout=600))
+    assert running.returncode == 130, said + complained
+    assert "Run the same command again" in complained
     before = {page: page.stat().st_mtime_ns for page in folder.glob("jobs/*/state.json")}
     assert len(before) == 2 and not list(folder.glob(".*.lock"))
     assert start(grid).wait(600) == 0
