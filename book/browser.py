@@ -129,7 +129,7 @@ class Browser:
     """A running Chromium and the one socket to it."""
 
     def __init__(self, address: str) -> None:
-        self.socket = websocket.create_connection(address, timeout=60, suppress_origin=True)
+        self.socket = websocket.create_connection(address, timeout=600, suppress_origin=True)
         self.count = 0
         self.pages: dict[str, Page] = {}
         self.seen: set[tuple[str, str]] = set()

@@ -39,7 +39,7 @@ class Notebook:
     def __init__(self, page: Page) -> None:
         self.page = page
 
-    def until(self, script: str, patience: float = 60) -> object:
+    def until(self, script: str, patience: float = 600) -> object:
         """Return the value of a JavaScript expression as soon as it is true."""
         over, wrong = time.monotonic() + patience, None
         while time.monotonic() < over:
@@ -55,7 +55,7 @@ class Notebook:
         """Carry out one of JupyterLab's commands."""
         self.page.evaluate(f"jupyterapp.commands.execute({name!r}, {json.dumps(values)})")
 
-    def run(self, patience: float = 300) -> None:
+    def run(self, patience: float = 600) -> None:
         """Run all cells and wait for the end of the last one."""
         self.until(f"{CURRENT}?.sessionContext?.session?.kernel?.status == 'idle'", patience)
         done = "jupyterapp.commands.execute('notebook:run-all-cells').then(() => (window.ran = 1))"
@@ -91,7 +91,7 @@ def lab(folder: Path, environment: dict[str, str] | None = None) -> Iterator[str
                 end(process)
 
 
-def _address(runtime: Path, process: subprocess.Popen, log: Path, patience: float = 60) -> str:
+def _address(runtime: Path, process: subprocess.Popen, log: Path, patience: float = 600) -> str:
     over = time.monotonic() + patience
     while time.monotonic() < over:
         if process.poll() is not None:

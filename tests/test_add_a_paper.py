@@ -35,7 +35,7 @@ def followed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
         env={**os.environ, **build.KERNEL, "BOOK": str(build.ROOT)},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

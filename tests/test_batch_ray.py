@@ -52,7 +52,7 @@ profile = "quick"
 [grid]
 """
 STUDY = '''
-"""A study that waits, and then draws, raises or ends its process."""
+"""A study that draws, raises or ends its process; later seeds wait while their gate is there."""
 
 import os
 import time
@@ -70,7 +70,8 @@ def draw(job: Job) -> Outcome:
         raise ValueError("This case is not foreseen.")
     if case == "ends":
         os._exit(9)
-    time.sleep(job.settings["wait"] * sum(job.seeds))
+    while max(job.seeds) > 2 and os.path.exists(job.settings["gate"]):
+        time.sleep(0.1)
     values = [np.random.default_rng(seed).normal() for seed in job.seeds]
     same = dict(run="draw", round=1, split="train", metric="loss")
     rows = [dict(same, seed=s, value=v) for s, v in zip(job.seeds, values)]
@@ -87,7 +88,7 @@ where = "nowhere"
 title = "Numbers, drawn slowly"
 only = ["quick"]
 case = "well"
-wait = 0.0
+gate = "nowhere"
 """
 
 
@@ -105,7 +106,11 @@ class Cluster:
             ports = [(s.bind(("127.0.0.1", 0)), s.getsockname()[1])[1] for s in (one, two)]
         self.address = f"127.0.0.1:{ports[0]}"
         self.env = {name: v for name, v in os.environ.items() if not name.startswith("RAY_")}
-        self.env |= {"RAY_TMPDIR": str(self.home), "RAY_USAGE_STATS_ENABLED": "0"}
+        self.env |= {
+            "RAY_TMPDIR": str(self.home),
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_memory_monitor_refresh_ms": "0",
+        }
         self.env |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{build.ROOT}{os.pathsep}{self.home}"}
         self.head = self._start("--head", f"--port={ports[0]}", f"--dashboard-port={ports[1]}",
                                 "--include-dashboard=false")  # fmt: skip
@@ -238,7 +243,9 @@ def told_of(folder: Path, job: str) -> str:
 
 
 def test_interrupted_it_goes_on(start, tmp_path):
-    grid, folder = DRAWING + "wait = [0.8]\nseed = [1, 2, 3, 4]", tmp_path / "there"
+    folder, gate = tmp_path / "there", tmp_path / "gate"
+    gate.touch()
+    grid = DRAWING + f"gate = ['{gate}']\nseed = [1, 2, 3, 4]"
     running = start(grid)
     eventually(lambda: done(folder) == 2, running, 300)  # a unit has two jobs
     running.send_signal(signal.SIGINT)
@@ -247,6 +254,7 @@ def test_interrupted_it_goes_on(start, tmp_path):
     assert "Run the same command again" in complained
     before = {page: page.stat().st_mtime_ns for page in folder.glob("jobs/*/state.json")}
     assert len(before) == 2 and not list(folder.glob(".*.lock"))
+    gate.unlink()
     assert start(grid).wait(600) == 0
     assert done(folder) == 4
     assert {page: page.stat().st_mtime_ns for page in before} == before, "none was run again"
@@ -288,7 +296,7 @@ def test_nobody_listens(tmp_path):
         address = f"127.0.0.1:{free.getsockname()[1]}"
         with pytest.raises(FedlibError, match=f"No Ray cluster answers at '{address}'"):
             batch.run(tomllib.loads(TRAINING), tmp_path, ray=address, progress=False)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60
     assert batch.status(tmp_path)["status"].eq("waiting").all()
     with pytest.raises(FedlibError, match="No Ray cluster answers at 'somewhere'"):
         batch.run(tomllib.loads(TRAINING), tmp_path, ray="somewhere", progress=False)
@@ -302,7 +310,7 @@ def test_somebody_else_listens(tmp_path):
         with pytest.raises(FedlibError, match="what listens there is not Ray"):
             batch.run(tomllib.loads(TRAINING), tmp_path, ray=address, progress=False)
         server.shutdown()
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60
 
 
 class NotRay(socketserver.BaseRequestHandler):

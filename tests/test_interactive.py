@@ -479,8 +479,10 @@ def test_a_link_in_prose_sets_the_figure_and_leads_to_it(tab):
     assert click(4) == ["1", "1", "2", "0"]
     tab.evaluate(MOVE % [2, 0])
     assert click(4) == ["1", "1", "2", "0"]  # the same link once more
-    tab.evaluate("history.go(-4)")
-    tab.evaluate("new Promise(done => setTimeout(done, 200))")
+    tab.evaluate("""new Promise(done => {
+      addEventListener("hashchange", () => setTimeout(done, 50), {once: true});
+      history.go(-4);
+    })""")
     assert tab.evaluate("document.querySelectorAll('select')[0].value") == "0"  # and back
 
 

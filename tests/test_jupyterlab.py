@@ -63,7 +63,7 @@ def test_a_chapter_reads_runs_and_answers(chapter, address, chromium):
     for number, cell in enumerate(nbformat.read(path, 4).cells):
         node = f"{CELLS}[{number}].node"
         if cell.cell_type == "markdown":
-            raw = RAW.search(notebook.until(f"{node}.innerText", 20))
+            raw = RAW.search(notebook.until(f"{node}.innerText"))
             assert not raw, f"cell {number}: {raw[0]}"
         else:
             height = notebook.page.evaluate(f"{node}.querySelector('.cm-content')?.offsetHeight")
@@ -75,7 +75,7 @@ def test_a_chapter_reads_runs_and_answers(chapter, address, chromium):
     )
     written = path.read_text("utf-8").count(":class: dropdown")
     assert not opened_ and folds >= written
-    notebook.until(f"{PANEL} && 1", 20)
+    notebook.until(f"{PANEL} && 1")
     assert not notebook.page.evaluate(OVERLAPS)
     assert notebook.page.evaluate(WIDER) == []
     slides(notebook)
@@ -86,15 +86,16 @@ def test_a_chapter_reads_runs_and_answers(chapter, address, chromium):
 def slides(notebook):
     """Move the first slider by keyboard: its value is said, and an explorer's figure changes."""
     box = f"{LIVE}.find(e => e.querySelector('.noUi-handle'))"
-    explores = notebook.page.evaluate(f"{box}.innerText.includes('Keep these lines')")
-    before = notebook.page.evaluate(f"{box}.querySelector('.fedx').innerHTML")
-    notebook.page.evaluate(f"{box}.querySelector('.noUi-handle').focus()")
-    notebook.page.press("ArrowRight", 39)
     handle = f"{box}.querySelector('.noUi-handle')"
+    notebook.until(f"{handle} && 1")
+    explores = notebook.page.evaluate(f"{box}.innerText.includes('Keep these lines')")
+    before = notebook.until(f"{box}.querySelector('.fedx').innerHTML")
+    notebook.page.evaluate(f"{handle}.focus()")
+    notebook.page.press("ArrowRight", 39)
     said = [notebook.page.evaluate(f"{handle}.{name}") for name in ("ariaLabel", "ariaValueText")]
     assert re.match(r".+\(.+ to .+\)", said[0]) and re.match(r"[\d.−]+$", said[1]), said
     changed = f"{box}.querySelector('.fedx').innerHTML != {json.dumps(before)}"
-    assert not explores or notebook.until(changed, 10)
+    assert not explores or notebook.until(changed)
 
 
 def trains(notebook, stops):
@@ -103,25 +104,25 @@ def trains(notebook, stops):
     def press(name):
         buttons = f"[...{PANEL}.querySelectorAll('button')]"
         button = f"{buttons}.find(e => e.innerText.includes('{name}'))"
-        notebook.until(f"{button} && !{button}.disabled", 20)
+        notebook.until(f"{button} && !{button}.disabled")
         notebook.page.evaluate(f"{button}.click()")
 
     drawn = f"{PANEL}.querySelector('.fedx').innerHTML"
-    first = notebook.page.evaluate(drawn)
+    first = notebook.until(drawn)
     if not stops:
         press("Train")
-        notebook.until(f"{drawn} != {json.dumps(first)} && {PANEL}.innerText.includes('done')", 60)
+        notebook.until(f"{drawn} != {json.dumps(first)} && {PANEL}.innerText.includes('done')")
         return
     notebook.tell("panel.rounds = 10**6")
     press("Train")
     press("Pause")
-    notebook.until(f"/paused after [0-9]+ rounds/.test({PANEL}.innerText)", 20)
+    notebook.until(f"/paused after [0-9]+ rounds/.test({PANEL}.innerText)")
     press("Go on")
-    notebook.until(f"/[0-9]+ s left/.test({PANEL}.innerText)", 20)
+    notebook.until(f"/[0-9]+ s left/.test({PANEL}.innerText)")
     press("Stop")
-    notebook.until(f"/stopped after [0-9]+ rounds/.test({PANEL}.innerText)", 20)
+    notebook.until(f"/stopped after [0-9]+ rounds/.test({PANEL}.innerText)")
     press("Train")
-    notebook.until(f"/[0-9]+ s left/.test({PANEL}.innerText)", 20)
+    notebook.until(f"/[0-9]+ s left/.test({PANEL}.innerText)")
     notebook.command("notebook:interrupt-kernel")
-    notebook.until(f"/stopped after [0-9]+ rounds/.test({PANEL}.innerText)", 20)
+    notebook.until(f"/stopped after [0-9]+ rounds/.test({PANEL}.innerText)")
     notebook.tell("assert not panel.run.thread.is_alive()")

@@ -213,8 +213,8 @@ def test_pause_go_on_and_stop():
     for _ in range(3):
         gate.release()
     time.sleep(0.3)
+    until(lambda: f"paused after {one.run.done} rounds" in parts(box, "HTML")[1].value)
     done = one.run.done
-    assert f"paused after {done} rounds" in parts(box, "HTML")[1].value
     time.sleep(0.2)
     assert one.run.done == done < 9 and one.run.thread.is_alive()
     button(box, "Go on").click()

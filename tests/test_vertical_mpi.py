@@ -212,23 +212,32 @@ def test_processes_that_wait_take_the_very_steps_of_the_simulator(method):
 @pytest.mark.parametrize("waiting", [True, False])
 @pytest.mark.parametrize("slow", [0.0, 0.5])
 def test_processes_take_the_seconds_of_a_calculation(waiting, slow):
-    seconds = run_parties(two_parties(), "sgd", 0.1, **slept(waiting, slow)).rows[-1].time
     expected = by_hand(waiting, 10, slow)
-    assert expected <= seconds < 1.3 * expected + 0.2, "sleep ends late, never early"
+
+    def in_time() -> bool:
+        seconds = run_parties(two_parties(), "sgd", 0.1, **slept(waiting, slow)).rows[-1].time
+        assert expected <= seconds, "sleep ends late, never early"
+        return seconds < 1.3 * expected + 0.2
+
+    assert any(in_time() for _ in range(5)), "a busy machine spoils a run, not five"
 
 
 @needs_mpi
 @pytest.mark.slow
 def test_from_a_pot_the_faster_party_takes_more_steps():
     slow = dict(compute=straggler(2, 0, 0.9, BLOCK), delays=Deterministic(0.001))
-    taken = {
-        equal: run_parties(two_parties(), "sgd", 0.1, epochs=2, active=2, equal=equal, **slow)
-        for equal in (True, False)
-    }
-    # The first takes 1.9 times as long for its own block, and both wait for its score.
-    equal, pot = (run.rows[-1].time for run in taken.values())
-    assert pot < 0.95 * equal
-    assert taken[True].messages["pot"] == 0 < 10 <= taken[False].messages["pot"] <= 18
+
+    def as_told() -> bool:
+        equal, pot = (
+            run_parties(two_parties(), "sgd", 0.1, epochs=2, active=2, equal=equal, **slow)
+            for equal in (True, False)
+        )
+        assert equal.messages["pot"] == 0 < pot.messages["pot"]
+        # The first takes 1.9 times as long for its own block, and both wait for its score.
+        sooner = pot.rows[-1].time < 0.95 * equal.rows[-1].time
+        return sooner and 10 <= pot.messages["pot"] <= 18
+
+    assert any(as_told() for _ in range(5)), "a busy machine spoils a run, not five"
 
 
 @needs_mpi
@@ -316,16 +325,16 @@ def interfering(party: int, number: int, seen: dict[int, int]):
 @needs_mpi
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("number", "said"),
-    [(signal.SIGKILL, r"Party 2 \(process \d+\) died: Killed .*All parties were ended"),
-     (signal.SIGSTOP, r"Party 2 \(process \d+\) has been silent for 5 seconds")],
+    ("number", "patience", "said"),
+    [(signal.SIGKILL, 60, r"Party 2 \(process \d+\) died: Killed .*All parties were ended"),
+     (signal.SIGSTOP, 8, r"Party 2 \(process \d+\) has been silent for 8 seconds")],
     ids=["killed", "stopped"],
 )  # fmt: skip
-def test_a_party_that_dies_or_stops_ends_the_run_and_is_named(number, said):
+def test_a_party_that_dies_or_stops_ends_the_run_and_is_named(number, patience, said):
     pids: dict[int, int] = {}
     begun = time.monotonic()
     with pytest.raises(FedlibError, match=said):
-        run_parties(problem(), "svrg", 0.1, epochs=10_000, active=2, patience=5,
+        run_parties(problem(), "svrg", 0.1, epochs=10_000, active=2, patience=patience,
                     watch=interfering(2, number, pids))  # fmt: skip
     assert len(pids) == Q and gone(pids), "no process is left"
     assert time.monotonic() - begun < 300

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
+import signal
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,13 +26,37 @@ class _ForPeople(typer.core.TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            return super().invoke(ctx)
+            with _interruptible():
+                return super().invoke(ctx)
         except FedlibError as error:
             typer.echo(f"fedlib: {error}", err=True)
             raise typer.Exit(2) from error
         except KeyboardInterrupt:
             typer.echo("Interrupted. Run the same command again to go on.", err=True)
             raise typer.Exit(130) from None
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """Let Ctrl-C end as Ctrl-C: a compiled module that it meets while loading says ImportError."""
+    came = []
+
+    def note(*signalled: Any) -> None:
+        came.append(signalled)
+        signal.default_int_handler(*signalled)
+
+    usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if usual:
+        signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    except Exception as error:
+        if came and not isinstance(error, typer.Exit):
+            raise KeyboardInterrupt from error
+        raise
+    finally:
+        if usual:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 app = typer.Typer(
