@@ -210,6 +210,18 @@ def test_what_was_found_reads_as_prose(html):
             assert re.match(r"[A-Z]{3,}\d?-C\S+: [A-Z ,]+\.", line), line
 
 
+def test_a_long_line_that_was_printed_wraps_unless_it_has_columns(html):
+    wrapped = 0
+    for notebook in build.toc_notebooks():
+        page = (html / notebook.with_suffix(".html")).read_text("utf-8")
+        block = r'class="(output stream[^"]*)">.{,80}?<pre><span></span>(.*?)</pre>'
+        for looks, text in re.findall(block, page, re.S):
+            columns = any(line.startswith(" ") or "   " in line for line in text.splitlines())
+            assert columns != ("sentences" in looks.split()), text
+            wrapped += not columns and max(map(len, text.splitlines())) > 95
+    assert wrapped > 20
+
+
 @pytest.mark.parametrize("notebook", build.toc_notebooks(), ids=str)
 def test_a_notebook_ran_without_complaint_and_describes_its_figures(notebook, html):
     executed.check(build.ROOT / notebook, html / "_sources" / notebook)

@@ -26,6 +26,7 @@ TOLD = {
 }
 # Where one of them begins. They are printed in short lines, which a page joins again.
 BEGIN = re.compile(r"\n(?=Record \S+\.|[A-Z]{3,}\d?-C\S+: [A-Z])")
+COLUMNS = re.compile(r"^ |\S {3,}\S", re.M)  # a table, or code: its lines must not wrap
 FOUND = "tag_found"  # on a cell that tells what was found
 
 
@@ -41,10 +42,17 @@ def mark_told(app: Sphinx, doctree: nodes.document) -> None:
                 block.rawsource = "\n".join(lines)
                 block.clear()
                 block += nodes.Text(block.rawsource)
-                if name == "provenance" and "cell_output" in block.parent.get("classes", []):
+                if name == "provenance" and _printed(block):
                     home = block.parent
                     home.remove(block)
                     home += [_to_record(app, line) for line in lines]
+        if _printed(block) and not COLUMNS.search(block.astext()):
+            block["classes"].append("sentences")
+
+
+def _printed(block: nodes.literal_block) -> bool:
+    """Whether a cell printed it."""
+    return "cell_output" in (block.parent or {}).get("classes", [])
 
 
 def _to_record(app: Sphinx, line: str) -> nodes.paragraph:
