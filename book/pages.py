@@ -305,13 +305,14 @@ def _fields(row: findings.Finding) -> str:
     """Return an answer's three fields in a line, which begins with its claim."""
     kind = row.finding.replace(",", "").replace(" ", "-")
     pill = f"[{row.finding}]{{.verdict .verdict-{kind}}}"
-    where = f"{{ref}}`Scale <scale-words>`: {row.scale}. Data: {row.data}."
+    scale = "Scale of this check" if row.whole else "Scale"
+    where = f"{{ref}}`{scale} <scale-words>`: {row.scale}. Data: {row.data}."
     return f"{{ref}}`{row.claim}`: {pill} {where}{_whole(row)}"
 
 
 def _whole(row: findings.Finding) -> str:
     """Return a sentence on the scale and data of a claim that has more than an answer's check."""
-    told = f" Other checks of the claim are {_small(row.whole)}"
+    told = f" Its other checks: {_small(row.whole)}"
     return told * bool(row.whole)
 
 
@@ -440,8 +441,9 @@ def standing() -> Iterator[str]:
         f"beside the claim ({parts}). "
         f"{len(reproduced)} are *reproduced*: confirmed, at that scale and on those data "
         f"({names}). "
-        "For all others the finding speaks of a smaller experiment, or of other data, and each "
-        "says which. "
+        f"The other {len(at_scale) - len(reproduced)} are not, and each says what was found "
+        "instead. Where a claim was not tried at that scale, its finding speaks of a smaller "
+        "experiment, or of other data, and says which. "
         f"Records from a GPU: {', '.join(graphics) or 'none'}."
     )  # fmt: skip
 
@@ -467,7 +469,8 @@ def failed() -> Iterator[str]:
     names = "; ".join(f"{FAILED.get(row['id'], '')} ({{ref}}`{row['id']}`)" for row in whole)
     there = sum(map(claims.is_own_scale, whole))
     yield (
-        f"Of the papers' {len(rows)} claims {len(whole)} are contradicted: {names}. "
+        f"Of the {len(rows)} claims on the five papers, controls of ours among them, "
+        f"{len(whole)} are contradicted: {names}. "
         f"Of these, {there} {'was' if there == 1 else 'were'} tried at the paper's own scale. "
         f"{part} others are contradicted "
         "{ref}`in part <only-contradicted-in-part>`. Of the "
@@ -567,21 +570,20 @@ def figure_one() -> Iterator[str]:
     counted = [check for check in claim["check"] if check.get("essential", True)]
     (best,) = {name for check in counted for name in claims.experiments(check)}
     rates = catalogue.settings(paper, best, "quick")["tuned"]
-    every = (first, rates, best)
-    took = [duration.took_in_words(paper, name, "quick") for name in every]
+    took = [duration.took_in_words(paper, name, "quick") for name in (first, rates, best)]
     m = records.load(paper, first, "quick").manifest
-    if larger := [name for name in every if duration.took(paper, name, "paper") is None]:
+    if larger := [name for name in (rates, best) if duration.took(paper, name, "paper") is None]:
         hours = [wanted.hours_in_words(paper, names) for names in ([first], larger)]
         yield (
             "*How long?* By rounds timed on a processor, one core would take "
             f"{hours[0]} at the paper's scale{wanted.on_a_gpu(paper, [first])}; and {hours[1]}"
-            f"{wanted.on_a_gpu(paper, larger)}, for all that its claim {{ref}}`{claim['id']}` "
-            f"wants, `{'`, `'.join(larger)}`. The speed of the GPU is that of the record "
+            f"{wanted.on_a_gpu(paper, larger)}, for what its claim {{ref}}`{claim['id']}` "
+            f"counts, `{'`, `'.join(larger)}`. The speed of the GPU is that of the record "
             "`fig1-network`. A run says beforehand how long it will take on your machine."
         )
     yield (
         f"*Smaller*: at the profile `quick` the record `{first}` took {took[0]}, for "
-        f"{len(m['seeds'])} seeds on {m['device']}. The claim also wants `{rates}`, in which each "
+        f"{len(m['seeds'])} seeds on {m['device']}. The claim counts `{rates}`, in which each "
         f"method finds its best rate: {took[1]}; and after it `{best}`: {took[2]}. The command is "
         "the same with these names."
     )

@@ -152,7 +152,7 @@ class Record:
         return beside
 
     def provenance(self) -> str:
-        """Return two lines for readers: profile, data, seeds, staleness; date, commit, device."""
+        """Return two lines for readers: what was run on what, how fresh, when, with which code."""
         m = self.manifest
         data = m["settings"].get("dataset", "several sets")
         card = cards.card(data) if m["data"] and "dataset" in m["settings"] else None
@@ -160,6 +160,8 @@ class Record:
             data += ", a substitute"  # a set that is fetched may be what the paper has itself
         if m.get("fidelity", "canonical") not in ("canonical", "none"):
             data = f"{data} ({m['fidelity']})"
+        if model := m["settings"].get("model"):
+            data = ", ".join([data] * bool(m["data"]) + [" ".join(map(str, model))])
         commit = m["commit"][:9] + "+" * m["commit"].endswith("+")  # there were changes
         word, why = self.state
         state = {
@@ -168,7 +170,7 @@ class Record:
             "stale": f" Stale: {why}",
         }[word]
         return (
-            f"Record {m['experiment']}.{m['profile']}{f', {data}' if m['data'] else ''}, "
+            f"Record {m['experiment']}.{m['profile']}{f', {data}' if m['data'] or model else ''}, "
             f"{len(m['seeds'])} seed{'s' * (len(m['seeds']) > 1)}, "
             f"{m['device']}, {m['date'][:10]}, commit {commit}.{state}"
         )

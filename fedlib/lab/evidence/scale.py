@@ -149,5 +149,5 @@ def words(differ: Iterable[str], data: str) -> str:
 
 
 def _names(differ: Iterable[str]) -> str:
-    """Return the names of what differs, each once."""
-    return ", ".join(dict.fromkeys(line.partition(":")[0] for line in differ))
+    """Return the names of what differs, each once, in alphabetical order."""
+    return ", ".join(sorted({line.partition(":")[0] for line in differ}))

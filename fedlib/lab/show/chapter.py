@@ -12,7 +12,15 @@ import pandas as pd
 
 from fedlib import paths
 from fedlib.errors import FedlibError, unknown
-from fedlib.lab.evidence import catalogue, claims, duration, experiments, findings, scale
+from fedlib.lab.evidence import (
+    catalogue,
+    claims,
+    duration,
+    experiments,
+    findings,
+    records,
+    scale,
+)
 from fedlib.lab.evidence.records import MissingRecord, Record
 from fedlib.lab.show import plotting
 
@@ -232,7 +240,8 @@ class Chapter:
         ours = paths.about(paths.paper_folder(self.paper)).get("ours")
         told = "We expected" if ours else "The paper reports"
         lines = [f"**We find:** {row.answer}", f"* *{told}:* {row.paper}",
-                 f"* *Finding:* {row.finding} ({row.claim})", f"* *Scale:* {row.scale}",
+                 f"* *Finding:* {row.finding} ({row.claim})",
+                 f"* *Scale{' of this check' * bool(row.whole)}:* {row.scale}",
                  f"* *Data:* {row.data}"]  # fmt: skip
         if row.whole:
             lines.append(f"* *The whole claim, with its other checks:* {row.whole}")
@@ -263,10 +272,17 @@ class Chapter:
         return table[columns].style.hide(axis="index")
 
     def commands(self) -> None:
-        """Print the command that makes each record of the paper, and how long that took."""
-        lines = [
-            catalogue.command(self.paper, name) for name in catalogue.experiment_names(self.paper)
-        ]
-        for name, line in zip(catalogue.experiment_names(self.paper), lines, strict=True):
-            took = duration.took_in_words(self.paper, name, line.split()[5])
-            print(f"{line:<{max(map(len, lines))}}  # {took}")
+        """Print the command that makes each largest stored record, and how long that took."""
+        made = {(m["paper"], m["experiment"], m["profile"]): m for m in records.manifests()}
+        rows = []
+        for name in catalogue.experiment_names(self.paper):
+            stored = [p for p in catalogue.PROFILES[1:] if (self.paper, name, p) in made]
+            line = catalogue.command(self.paper, name, profile=stored[-1] if stored else None)
+            m = made[self.paper, name, stored[-1]] if stored else None
+            took = "not run" if m is None else duration.time_in_words(m["wall_seconds"])
+            if m is not None and not m["device"].startswith("CPU"):
+                line += " --device cuda" + " --tf32" * m.get("tf32", False)
+                took += f", {m['device']}"
+            rows.append((line, took))
+        for line, took in rows:
+            print(f"{line:<{max(len(line) for line, _ in rows)}}  # {took}")
