@@ -250,7 +250,8 @@ def test_shipped_records_are_whole_and_up_to_date():
 
 def test_provenance_tells_everything_in_one_line(tmp_path):
     line = stored(tmp_path).provenance()
-    assert line == ("Record fig1.quick, fashion-mnist, 2 seeds, CPU, 2026-05-04, commit aaaaaaaaa.")
+    what = "Record fig1.quick, fashion-mnist, mlp 196 32 10, 2 seeds, "
+    assert line == what + "CPU, 2026-05-04, commit aaaaaaaaa."
     changed = stored(tmp_path, commit="b" * 40 + "+", seeds=[1])
     assert "1 seed, " in changed.provenance() and "commit bbbbbbbbb+." in changed.provenance()
 
