@@ -489,6 +489,8 @@ def test_a_folder_that_cannot_be_written_can_be_looked_at(march, here, tmp_path,
     nowhere = str(tmp_path / "no" / "a.svg")
     missed = call(app, ["batch", "plot", str(tmp_path / "out"), "--out", nowhere])
     assert missed.exit_code == 2 and "Errno" not in missed.stderr
+    folder = call(app, ["batch", "plot", str(tmp_path / "out"), "--out", str(tmp_path)])
+    assert folder.exit_code == 2 and "is a folder" in folder.stderr
 
 
 @pytest.mark.slow

@@ -402,7 +402,7 @@ def test_what_treats_clients_apart_is_refused():
         for layer in (nn.Dropout(), nn.BatchNorm1d(4))
     ]
     images = np.zeros((6, 3, 32, 32), dtype=np.float32)
-    data = FederatedDataset.build(images, np.arange(6), np.split(np.arange(6), 6), augment="cifar")
+    data = FederatedDataset.build(images, np.arange(6), np.split(np.arange(6), 6), augment=True)
     tasks.append(Task(models.lenet((3, 32, 32), 6), data))
     for task in tasks:
         with pytest.raises(FedlibError, match="joined minibatches"):

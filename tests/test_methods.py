@@ -553,7 +553,7 @@ def test_a_smaller_step_has_less_variance_than_look_ahead_of_the_same_speed():
         (lambda: MIFA(WHO, 0.1, 0), "local_steps is a whole number"),
         (lambda: MIFA(Full, 0.1), "got its class Full alone"),
         (lambda: FedNova(WHO, 0.1, (1, 2)), "steps has 2 numbers, and there are 5 clients"),
-        (lambda: FedNova(WHO, 0.1, (1, 2, 0, 1, 1)), "number of steps is a whole number"),
+        (lambda: FedNova(WHO, 0.1, (1, 2, 0, 1, 1)), "is a whole number of at least 1"),
         (lambda: FedNova(WHO, 0.1, 2, None, "size"), "Unknown kind of weights"),
         (lambda: FedAvgM(WHO, 0.1, beta=1.5), "beta is a number of at least 0 and at most 1"),
         (lambda: FedAdam(WHO, 0.1, server_lr=0.1, beta2=2.0), "beta2 is a number"),

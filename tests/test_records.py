@@ -221,6 +221,14 @@ def test_a_corrupt_record_is_named(which, tmp_path):
         records.load(PAPER, "fig1", "quick", tmp_path)
 
 
+def test_a_damaged_manifest_among_those_that_ship_is_named(monkeypatch, tmp_path):
+    page = tmp_path / "e1.quick.json"
+    page.write_text("{")
+    monkeypatch.setattr(records, "_pages", lambda: [("mine", page)])
+    with pytest.raises(FedlibError, match=r"e1\.quick\.json cannot be read"):
+        records.manifests.__wrapped__()
+
+
 # --- the records that ship ------------------------------------------------------------------------
 
 

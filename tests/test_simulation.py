@@ -391,11 +391,6 @@ def test_a_checkpoint_is_left_at_the_end_and_when_time_is_over(until, t, tmp_pat
     assert torch.load(io.BytesIO(content), weights_only=True)["state"]["t"] == t
 
 
-def test_no_checkpoint_without_being_asked(tmp_path):
-    trained("amplified", tmp_path, checkpoint=Checkpoint(tmp_path / "run.pt"))
-    assert not list(tmp_path.iterdir())
-
-
 # --- evaluation, divergence -----------------------------------------------------------------------
 
 

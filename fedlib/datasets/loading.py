@@ -14,6 +14,7 @@ from fedlib.datasets.cards import Dataset
 from fedlib.datasets.fetch import Payload, _bundled, _obtain, _placed_or_fail, _rows
 from fedlib.datasets.generators import generate
 from fedlib.datasets.writers import BASES
+from fedlib.engine.checks import check_flag
 from fedlib.errors import FedlibError
 
 
@@ -40,6 +41,7 @@ def load(name: str, normalise: bool = True, progress: bool = True) -> Dataset:
     FedlibError
         As in `get`; and for a set of columns, saying what reads it.
     """
+    check_flag("normalise", normalise)
     known = card(name)
     if known.format.startswith("columns-"):
         raise FedlibError(f"'{name}' is a set of columns, read elsewhere. {known.traps[0]}")

@@ -34,7 +34,7 @@ class Checkpoint:
         The file; a simulation goes on from it if it exists and belongs to the same algorithm, task,
         start and schedule. None saves nothing.
     every
-        Save every so many rounds and after the last; 0 does not.
+        Save every so many rounds and after the last; 0 does not, and only goes on from a file.
     until
         Stop when ``time.monotonic()`` has passed this, and save then.
 
@@ -84,7 +84,10 @@ def restore(path: str | Path, state: S, label: str, algorithm: str) -> tuple[S, 
         saved = torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
         check_saved(saved)
     except Exception as error:
-        raise FedlibError(f"Checkpoint {path} cannot be read ({error}). Delete it.") from error
+        raise FedlibError(
+            f"Checkpoint {path} cannot be read ({error}). Delete it if it is a checkpoint, "
+            "or choose another file."
+        ) from error
     if saved["label"] != label:
         raise FedlibError(
             f"Checkpoint {path} belongs to another run.\n"

@@ -37,10 +37,35 @@ def check_between(name: str, value: Any, low: float, high: float = float("inf"))
         raise FedlibError(f"{name} is a number of at least {low:g}{most}; got {value!r}.")
 
 
+def check_each(name: str, value: Any, most: float = float("inf")) -> None:
+    """Refuse what is no finite number from 0 to ``most``, or one for each run."""
+    for one in np.ravel(value).tolist():
+        check_between(name, one, 0, most)
+
+
 def check_flag(name: str, value: Any) -> None:
     """Refuse what is neither True nor False: words such as "no" would count as True."""
     if not isinstance(value, bool | np.bool_):
         raise FedlibError(f"{name} is True or False; got {value!r}.")
+
+
+def check_device(device: Any) -> None:
+    """Refuse what is no device that PyTorch has here."""
+    if not has_device(device):
+        raise FedlibError(
+            "device is 'cpu', or 'cuda' where PyTorch sees a GPU (torch.cuda.is_available()); got "
+            f"{device!r}."
+        )
+
+
+def has_device(device: Any) -> bool:
+    """Return whether PyTorch can place something there."""
+    import torch
+
+    try:
+        return not torch.empty(0, device=device).numel()
+    except (RuntimeError, AssertionError, TypeError):
+        return False
 
 
 def check_images(shape: Any, outputs: Any, least: int = 1) -> None:

@@ -12,7 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlib.engine.checks import check_whole_number, checked_parts, checked_seeds
+from fedlib.engine.checks import (
+    check_device,
+    check_flag,
+    check_whole_number,
+    checked_parts,
+    checked_seeds,
+)
 from fedlib.engine.draws import Array, upload
 from fedlib.engine.rng import GOLDEN, scrambled, stream
 from fedlib.errors import FedlibError
@@ -201,6 +207,8 @@ class FederatedDataset:
             raise FedlibError("test_y came without test_x. Give both, or neither.")
         if test_x is not None and (y is None) != (test_y is None):
             raise FedlibError("The test targets and y are both given, or both None: no target.")
+        check_device(device)
+        check_flag("augment", augment)
         x, y = pair(x, y, device, "train", finite)
         parts = _one_owner_each(parts, len(x))
         if augment and x.dim() != 4:
@@ -398,6 +406,7 @@ class FederatedDataset:
 
     def to(self, device: str | torch.device) -> Self:
         """Return the same data on a device."""
+        check_device(device)
         moved = copy.copy(self)
         for name in ("x", "y", "test_x", "test_y"):
             tensor = getattr(self, name)
@@ -409,7 +418,7 @@ def check_clients(clients: np.ndarray, N: int) -> None:
     """Refuse what are no numbers of clients."""
     whole = clients.ndim and clients.size and clients.dtype.kind in "iu"
     if not whole or clients.min() < 0 or clients.max() >= N:
-        raise FedlibError(f"Clients are numbers from 0 to {N - 1}; got {clients}.")
+        raise FedlibError(f"Clients are a list of numbers from 0 to {N - 1}; got {clients}.")
 
 
 def padded(parts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:

@@ -126,7 +126,8 @@ def check_targets(loss_name: str, y: Tensor, outputs: int, split: str = "train")
             raise FedlibError(f"{came}: expected shape {expected}.")
         return
     if y.dim() != 1:
-        raise FedlibError(f"{came}: expected one class a sample, [{len(y)}]. Try y.squeeze(1).")
+        columns = "argmax(1), if a column is a class" if y.shape[-1] > 1 else "squeeze(1)"
+        raise FedlibError(f"{came}: expected one class a sample, [{len(y)}]. Try y.{columns}.")
     if loss_name == "logistic":
         if outputs != 1:
             raise FedlibError(f"{came}: it takes one output. For {outputs} use 'cross_entropy'.")

@@ -245,9 +245,10 @@ class Model:
         except FedlibError:
             raise
         except Exception as error:
+            hint = "" if x.is_floating_point() else ". Real features are x.astype('float32')."
             raise FedlibError(
                 f"Trying the model on features of shape {[*x.shape[1:]]}, type {x.dtype}, failed: "
-                f"{(str(error).splitlines() or [type(error).__name__])[0]}"
+                f"{(str(error).splitlines() or [type(error).__name__])[0]}{hint}"
             ) from error
         if out.shape[:2] != (1, 2) or out.dim() != 3:
             raise FedlibError(

@@ -108,7 +108,7 @@ def simulate(
             "An algorithm has init(task, seeds) and round(state, task), as FedAvg(...) has; got "
             f"{algorithm!r}."
         )
-    if isinstance(task, str | int | float):
+    if isinstance(task, str | int | float) or hasattr(task, "parts"):
         raise FedlibError(f"A task is what is learned, as Task(model, data); got {task!r}.")
     check_options(state, evaluation, callbacks, name, checkpoint)
     latest = 0 if evaluation is None or evaluation.at is None else max(evaluation.at, default=0)
@@ -120,6 +120,8 @@ def simulate(
     rows: TidyRows = []
     diverged: Diverged = {}
     if keep.path is not None:
+        if not keep.every and keep.until is None and not Path(keep.path).exists():
+            raise FedlibError("This saves nothing. Say how often: Checkpoint(path, every=10).")
         label = (
             f"{name!r}: {type(algorithm).__name__} {digest(algorithm)[:16]} from {first} for "
             f"{rounds} rounds, seeds {state.seeds}, models {tuple(state.x.shape)}, evaluated "
@@ -156,10 +158,11 @@ def simulate(
 def check_options(state: Any, evaluation: Any, callbacks: Any, name: Any, checkpoint: Any) -> None:
     """Refuse options of :func:`simulate` that are of another kind."""
     lists, functions = isinstance(callbacks, Collection), "a list of functions of (state, metrics)"
+    saves = isinstance(checkpoint, Checkpoint | None)
     for option, value, fits, asked in (
         ("state", state, state is None or hasattr(state, "seeds"), "that of a History"),
         ("evaluation", evaluation, isinstance(evaluation, Evaluation | None), "Evaluation(every)"),
-        ("checkpoint", checkpoint, isinstance(checkpoint, Checkpoint | None), "Checkpoint(path)"),
+        ("checkpoint", checkpoint, saves, "Checkpoint(path, every=10), or some other number"),
         ("callbacks", callbacks, lists and all(map(callable, callbacks)), functions),
         ("name", name, isinstance(name, Sequence), "a word, or a list with one for each run"),
     ):

@@ -358,8 +358,8 @@ def bench(
     from fedlib import files
     from fedlib.lab import bench as benches
 
-    if out is not None:
-        files.make_folder(out)
+    if out is not None and name in benches.BENCHES:
+        files.make_folder(out)  # before minutes of work, not after
     rows = benches.run(name)
     kept = None if out is None else benches.save_bench(name, rows, out)
     _print(rows, as_json)
@@ -491,6 +491,8 @@ def batch_plot(
 
     plotting.use()
     figure, target = batch.plot(folder, x, by), out or folder / "headline.svg"
+    if target.is_dir():
+        raise FedlibError(f"{target} is a folder. Name a file: --out {target / 'headline.svg'}.")
     try:
         figure.savefig(target)
     except (OSError, ValueError) as error:

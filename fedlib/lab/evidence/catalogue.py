@@ -304,7 +304,9 @@ def check_experiment(
         values = {k: 1.0 if v == "tuned" else v for k, v in values.items()}
         for shape in shapes:
             mine = {key: values[key] for key in keys(shape) if key in values}
-            conform(mine, shape, f"{page}, [{experiment}] at {profile}{name},")
+            place = f"[{experiment}] at {profile}{name}"
+            told = ", ".join(f"{key} = {value!r}" for key, value in (changes or {}).items())
+            conform(mine, shape, f"{place} with {told}," if told else f"{page}, {place},")
 
 
 def _shapes(s: dict[str, Any]) -> list[Any]:

@@ -126,6 +126,10 @@ def _sound(claim: Claim, check: Asked, place: str) -> None:
     if check["measure"] not in MEASURES:
         raise unknown(f"measure in {place}:", check["measure"], MEASURES)
     conform(check["with"], _arguments(check["measure"]), f"{place}, 'with' of '{check['what']}',")
+    parts = ("share", "start", "stop") if check["measure"] == "during" else ("share",)
+    for name in parts:
+        if not 0 <= (part := check["with"].get(name, 0)) <= 1:
+            raise FedlibError(f"{place}: {name} is a part of the run, 0 to 1; got {part}.")
     bounds = check.get("bounds")
     if (check["asks"] == "within") != (bounds is not None):
         raise FedlibError(f"{place}: bounds belong to a check that asks 'within', and to no other.")

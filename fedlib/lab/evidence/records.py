@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 
 from fedlib import cards, paths
-from fedlib.errors import FedlibError
+from fedlib.errors import FedlibError, unknown
 from fedlib.files import make_folder, open_regular, publish
 from fedlib.lab.evidence import catalogue
 from fedlib.lab.evidence.catalogue import PROFILES
@@ -249,6 +249,8 @@ def load(
         With the command that produces it.
     """
     largest = PROFILES[:0:-1] if out is None else PROFILES[::-1]  # the book shows no smoke run
+    if profile not in ("largest", "replay", *PROFILES):
+        raise unknown("profile", profile, ["largest", *PROFILES])
     wanted = largest if profile in ("largest", "replay") else (profile,)
     for name in wanted:
         path = folder(paper, out) / f"{experiment}.{name}.csv.gz"
@@ -256,8 +258,9 @@ def load(
             return _stored(path, (paper, experiment, name))
         except MissingRecord:
             continue
+    place = "" if out is None else f" in {out}"
     raise MissingRecord(
-        f"There is no stored record of {paper} {experiment}. To make one:\n"
+        f"There is no stored record of {paper} {experiment}{place}. To make one:\n"
         f"  {catalogue.command(paper, experiment, profile=profile)}"
     )
 
@@ -323,7 +326,16 @@ def stored(out: str | Path | None = None) -> list[Record]:
 @functools.cache
 def manifests() -> list[Manifest]:
     """Return the manifest of every record that ships with fedlib, without reading its rows."""
-    return [json.loads(_content(page)) for _, page in _pages()]
+    found = []
+    for _, page in _pages():
+        try:
+            found.append(json.loads(_content(page)))
+        except UNREADABLE as error:
+            raise FedlibError(
+                f"{page} cannot be read ({error}). Delete it and its .csv.gz, and make the record "
+                "again."
+            ) from error
+    return found
 
 
 def _pages(out: str | Path | None = None) -> Iterator[tuple[str, Path]]:

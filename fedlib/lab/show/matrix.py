@@ -241,6 +241,11 @@ def enter(
     if ":" not in method:
         raise FedlibError(f"A method is 'package.module:function'; got '{method}'.")
     function = study(method)
+    if not inspect.isfunction(function) or len(inspect.signature(function).parameters) != 1:
+        raise FedlibError(
+            f"{method} is no function of one argument. A method is def method(setup), which "
+            "returns an algorithm."
+        )
     page = Path(inspect.getsourcefile(function) or "")
     source = page.read_bytes() if page.is_file() else function  # which a notebook has in no file
     home, tables = Path(out) / f"{method.rpartition(':')[2]}-{digest(source)[:8]}", []

@@ -73,6 +73,8 @@ def randomised_response(y: np.ndarray, epsilon: float, rng: np.random.Generator)
         ε, above 0.
     """
     y = np.asarray(y, dtype=float)
+    if not np.isin(y, (-1, 1)).all():
+        raise FedlibError(f"Labels are -1 and 1; got {np.unique(y)[:5]}. From 0 and 1: 2*y - 1.")
     return np.where(rng.random(y.shape) < flip_probability(epsilon), -y, y)
 
 

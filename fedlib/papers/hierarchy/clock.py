@@ -154,7 +154,7 @@ def check_clock(
     if not isinstance(time, Real) or not 0 < time < math.inf:
         raise FedlibError(f"time is the system time, positive and finite; got {time!r}.")
     if not isinstance(groups, Sequence) or not len(groups):
-        raise FedlibError(f"groups holds a delay law for each group; got {groups!r}.")
+        raise FedlibError(f"The groups' delays are a list, a law for each; got {groups!r}.")
     check_law("groups", list(groups))
     check_law("server", server)
     for name, law in (*((f"group {i}", law) for i, law in enumerate(groups)), ("server", server)):

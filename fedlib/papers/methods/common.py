@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlib.engine.checks import check_between
 from fedlib.engine.cost import check_room
 from fedlib.engine.draws import Array
 from fedlib.engine.tasks import Task
@@ -79,9 +78,3 @@ def changed(things: Tensor, drawn: Visits[Tensor], change: Tensor) -> Tensor:
 def came(drawn: Visits[Tensor], x: Tensor) -> Tensor:
     """Return a one for each client that takes part and zero for each that fills up, ``[R, S]``."""
     return (drawn.q > 0).to(x)
-
-
-def check_each(name: str, value: Rate, most: float = float("inf")) -> None:
-    """Refuse what is no finite number from 0 to ``most``, or one for each run."""
-    for one in np.ravel(value).tolist():
-        check_between(name, one, 0, most)

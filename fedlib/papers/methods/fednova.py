@@ -89,7 +89,7 @@ class UnevenFedAvg:
         check_settings(self, counts=())
         each, N = self.steps, self.participation.N
         for one in each if isinstance(each, tuple) else (each,):
-            check_whole_number("A client's number of steps", one)
+            check_whole_number("Each of steps (one number, or a tuple)", one)
         if isinstance(each, tuple) and len(each) != N:
             raise FedlibError(f"steps has {len(each)} numbers, and there are {N} clients.")
         if self.weights not in ("process", "sizes"):

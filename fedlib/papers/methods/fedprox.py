@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from fedlib.engine.checks import check_each
 from fedlib.engine.draws import draw_one
 from fedlib.engine.mixing import average
 from fedlib.engine.steps import proximal
@@ -24,7 +25,7 @@ from fedlib.engine.sweeps import column
 from fedlib.engine.tasks import Task
 from fedlib.papers import fedavg
 from fedlib.papers.fedavg import Drawn, FedAvg, movements
-from fedlib.papers.methods.common import Rate, check_each
+from fedlib.papers.methods.common import Rate
 
 
 @dataclass(frozen=True)

@@ -26,14 +26,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from fedlib.engine.checks import check_between, check_positive
+from fedlib.engine.checks import check_between, check_each, check_positive
 from fedlib.engine.draws import draw_one
 from fedlib.engine.sweeps import column
 from fedlib.engine.tasks import Task
 from fedlib.errors import FedlibError
 from fedlib.papers import fedavg
 from fedlib.papers.fedavg import Drawn, FedAvg, check_settings, movement, start
-from fedlib.papers.methods.common import Rate, check_each
+from fedlib.papers.methods.common import Rate
 
 
 @dataclass(frozen=True, kw_only=True)

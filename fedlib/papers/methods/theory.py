@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from fedlib.engine.checks import check_between, check_positive, check_whole_number
+from fedlib.errors import FedlibError
 from fedlib.papers.bound import as_array
 
 
@@ -42,9 +43,21 @@ def resting_point(minimisers: Any, weights: Any) -> Any:
     """Return ``Σ w_i z_i / Σ w_i``, where ``Σ w_i (z_i - x)`` is zero.
 
     The weights ``p_i κ_i`` give the end of FedAvg, FedProx, MIFA and of every server optimizer,
-    ``p_i κ_i / τ_i`` that of FedNova, and ``p_i a_i`` the optimum, where SCAFFOLD ends.
+    ``p_i κ_i / τ_i`` that of FedNova, and ``p_i a_i`` the optimum, where SCAFFOLD rests.
+
+    Parameters
+    ----------
+    minimisers
+        z_i, ``[N]``.
+    weights
+        w_i, ``[N]``, with a sum other than zero.
     """
     z, w = as_array(minimisers), as_array(weights)
+    if z.shape != w.shape or z.ndim != 1 or not w.sum():
+        raise FedlibError(
+            "One minimiser and one weight a client are needed, [N] each, and weights that do not "
+            f"add up to zero; got {z} and {w}."
+        )
     return (w * z).sum() / w.sum()
 
 

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlib.engine.checks import check_between, check_flag, check_whole_number
+from fedlib.engine.checks import check_each, check_flag, check_whole_number
 from fedlib.engine.cost import check_room
 from fedlib.engine.data import Batch
 from fedlib.engine.draws import draw_one, upload
@@ -311,7 +311,7 @@ class PerFedAvg(Forgetful):
 
     def __post_init__(self) -> None:
         check_settings(self, ("lr", "eps"))
-        check_least("inner_lr", self.inner_lr)
+        check_each("inner_lr", self.inner_lr)
         if self.variant not in VARIANTS:
             raise unknown("variant of Per-FedAvg", self.variant, VARIANTS)
 
@@ -429,7 +429,7 @@ class Ditto(Keeping):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_least("lam", self.lam)
+        check_each("lam", self.lam)
 
     def trained(
         self, state: State, task: Task, batches: list[Batch], drawn: Drawn[Tensor]
@@ -478,7 +478,7 @@ class APFL(Everyone[Mixed]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_least("mixing", self.mixing, 1)
+        check_each("mixing", self.mixing, 1)
         check_flag("adaptive", self.adaptive)
 
     def init(self, task: Task, seeds: Sequence[int], x: Tensor | None = None) -> Mixed:
@@ -731,9 +731,3 @@ def spent(algorithm: ShuffledSGD, rounds: int, sizes: Sequence[int]) -> dict[str
     ends = rounds // (algorithm.refresh or len(n))
     extra = ends * float(np.mean((read + n) / unit))
     return {"models": cost["models"] + 4 * ends, "gradients": cost["gradients"] + extra}
-
-
-def check_least(name: str, value: Rate, most: float = float("inf")) -> None:
-    """Refuse what is no finite number from 0 to ``most``, or one for each run."""
-    for one in value if isinstance(value, tuple | list | np.ndarray) else (value,):
-        check_between(name, one, 0, most)

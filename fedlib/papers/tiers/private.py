@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedlib.engine.checks import check_flag
 from fedlib.engine.data import Batch
 from fedlib.engine.local import local_sgd
 from fedlib.engine.losses import LOSSES
@@ -30,6 +31,10 @@ class LabelPrivateTDCD(TDCD):
     """
 
     fresh: bool = True
+
+    def __post_init__(self) -> None:
+        check_flag("fresh", self.fresh)
+        super().__post_init__()
 
     def walk(self, local: Frozen, theta: Tensor, batch: Batch, rate: float | Tensor) -> Tensor:
         """Take the Q local steps of all copies ``[copies, P_j]`` without looking at a label."""

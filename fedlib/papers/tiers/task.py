@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlib.engine.checks import check_rows
+from fedlib.engine.checks import check_device, check_flag, check_rows
 from fedlib.engine.cores import each
 from fedlib.engine.data import as_targets, check_alike
 from fedlib.engine.data import features as as_features
@@ -70,6 +70,10 @@ class TieredTask:
     ) -> None:
         if loss_name not in LOSSES:
             raise unknown("loss", loss_name, LOSSES)
+        check_device(device)
+        check_flag("batch_norm", batch_norm)
+        if (test_features is None) != (test_labels is None):
+            raise FedlibError("test_features and test_labels: give both, or neither.")
         splits = rows if isinstance(rows, Mapping) else {None: rows}
         for silos in splits.values():
             if not 0 < len(models) == len(features) == len(silos):
@@ -188,6 +192,7 @@ class TieredTask:
 
     def to(self, device: str | torch.device) -> TieredTask:
         """Return the same task with its data on a device."""
+        check_device(device)
         moved = copy.copy(self)  # already checked
         moved.x, moved.y = [x.to(device) for x in self.x], self.y.to(device)
         if self.test_x is not None and self.test_y is not None:
@@ -263,6 +268,8 @@ class TieredTask:
         features, y = (self.x, self.y) if split == "train" else (self.test_x, self.test_y)
         if features is None or y is None:
             raise FedlibError("This task has no test split. Evaluate on 'train'.")
+        if limit is not None and limit < 1:
+            raise FedlibError(f"limit is a whole number of at least 1; got {limit!r}.")
         keep = torch.linspace(0, len(y) - 1, min(limit or len(y), len(y))).long()
         keep = keep.to(y.device)
         measure = lambda part: self.predict(theta, [x[part] for x in features])  # noqa: E731

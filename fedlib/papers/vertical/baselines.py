@@ -17,7 +17,7 @@ import numpy as np
 from scipy import sparse
 
 from fedlib.engine.pilot import few_passes
-from fedlib.errors import unknown
+from fedlib.errors import FedlibError, unknown
 from fedlib.papers.vertical.algorithm import drive, simulate_parties
 from fedlib.papers.vertical.compiled import Rounds
 from fedlib.papers.vertical.problem import Problem
@@ -53,6 +53,10 @@ def centralised(
     x = problem.x.toarray() if sparse.issparse(problem.x) else problem.x
     w = np.zeros(problem.d) if start is None else np.array(start, dtype=np.float64)
     n, path = problem.n, [w]
+    if table not in ("full", "theta"):
+        raise unknown("table", table, ["full", "theta"])
+    if not all(0 <= i < n for i in indices):
+        raise FedlibError(f"Samples are numbered from 0 to {n - 1}; got {[*indices][:5]}.")
     exact = table == "theta"
 
     def loss_gradient(i: int, w: np.ndarray) -> np.ndarray:

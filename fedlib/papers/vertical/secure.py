@@ -20,6 +20,7 @@ import hashlib
 import math
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -546,6 +547,13 @@ def shares(
     check_whole_number("threshold", threshold)
     if threshold > len(holders):
         raise FedlibError(f"{len(holders)} holders cannot reach a threshold of {threshold}.")
+    if len(set(holders)) < len(holders) or not all(0 < x < p for x in holders):
+        raise FedlibError(
+            f"Holders are different numbers from 1 on, as range(1, q + 1); got {[*holders]}. The "
+            "value at 0 is the secret itself."
+        )
+    if not isinstance(secret, Integral) or not 0 <= secret < p:
+        raise FedlibError(f"The secret is a whole number from 0 to {p - 1}; got {secret!r}.")
     terms = [secret, *(_whole(rng) % p for _ in range(threshold - 1))]
     return {x: sum(term * x**k for k, term in enumerate(terms)) % p for x in holders}
 

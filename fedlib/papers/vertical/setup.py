@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
-from fedlib.engine.checks import check_whole_number
+from fedlib.engine.checks import check_flag, check_whole_number
 from fedlib.engine.rng import stream
 from fedlib.errors import FedlibError, unknown
 from fedlib.papers.vertical.problem import Problem
@@ -63,6 +63,10 @@ class Setup:
         if self.bound is not None:
             check_whole_number("bound", self.bound, 0)
         at_least("lr", self.lr, 0)
+        check_flag("ordered", self.ordered)
+        check_flag("backward", self.backward)
+        check_flag("log", self.log)
+        check_flag("prompt", self.prompt)
         lost = q**2 * at_least("mask", self.mask, 0) * 2.0**-53
         if lost > 1e-3:
             raise FedlibError(
