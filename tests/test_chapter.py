@@ -76,7 +76,7 @@ def test_a_missing_record_is_told_with_a_command_that_works(capsys, tmp_path):
     page.show("fig1-cifar", pytest.fail)
     told = plt.gcf().axes[0].texts[0].get_text()
     assert told == (
-        "There is no stored record of participation fig1-cifar. To make one:\n"
+        f"There is no stored record of participation fig1-cifar in {tmp_path}. To make one:\n"
         "  fedlib run participation fig1-cifar --profile quick --out data/papers"
     )
     assert capsys.readouterr().out == "\n"

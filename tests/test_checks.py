@@ -410,10 +410,10 @@ def test_rows_have_the_features_type_everywhere():
 @pytest.mark.parametrize("clients", [[], [99], [-1], [1.5], 3])
 def test_clients_are_numbers_of_some(clients):
     task = TASKS["mlp"](np.float64)
-    with pytest.raises(FedlibError, match="Clients are numbers from 0 to"):
+    with pytest.raises(FedlibError, match="Clients are a list of numbers from 0 to"):
         task.data.full_batch(clients)
     if clients in ([99], [-1], [1.5]):
-        with pytest.raises(FedlibError, match="Clients are numbers from 0 to"):
+        with pytest.raises(FedlibError, match="Clients are a list of numbers from 0 to"):
             task.client_gradients(torch.zeros(1, task.size).double(), clients)
     if clients == []:
         with pytest.raises(FedlibError, match="No client was chosen"):
