@@ -26,7 +26,7 @@ TOLD = {
 }
 # Where one of them begins. They are printed in short lines, which a page joins again.
 BEGIN = re.compile(r"\n(?=Record \S+\.|[A-Z]{3,}\d?-C\S+: [A-Z])")
-COLUMNS = re.compile(r"^ |\S {3,}\S", re.M)  # a table, or code: its lines must not wrap
+COLUMNS = re.compile(r"^ |\S {3,}\S|  # ", re.M)  # a table, or code: its lines must not wrap
 FOUND = "tag_found"  # on a cell that tells what was found
 
 
