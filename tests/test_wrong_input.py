@@ -4,16 +4,18 @@ import re
 
 import numpy as np
 import pytest
+from scipy import sparse
 
 from fedlib import datasets
 from fedlib.engine import Checkpoint, FederatedDataset, Task, models, simulate
 from fedlib.errors import FedlibError
 from fedlib.lab.evidence import records
+from fedlib.lab.job import study
 from fedlib.lab.vertical.mitigations import randomised_response
 from fedlib.papers.fedavg import FedAvg
 from fedlib.papers.methods import theory
 from fedlib.papers.tiers import TieredTask
-from fedlib.papers.vertical import Problem, centralised
+from fedlib.papers.vertical import Problem, centralised, simulate_parties
 from fedlib.papers.vertical.secure import shares
 from fedlib.population.participation import Full
 
@@ -53,8 +55,14 @@ WRONG = {
     "a holder twice": (lambda: shares(7, [1, 1, 2], 2, RNG), "different numbers"),
     "a secret below zero": (lambda: shares(-7, [1, 2], 2, RNG), "from 0 to"),
     "one weight for two": (lambda: theory.resting_point([1, 2], 1), "one weight a client"),
+    "a column for a vector": (lambda: COLUMNS.objective(np.ones((3, 1))), "one number a feature"),
+    "another sparse format": (
+        lambda: Problem(sparse.coo_array(X), 2 * Y - 1, [[0], [1, 2]]), "x.tocsr()"),
+    "parties in a word": (
+        lambda: simulate_parties(COLUMNS, "sgd", lr=0.1, steps=1, active="12"), "how many parties"),
     "a misspelt table": (lambda: centralised(COLUMNS, "saga", 0.1, [0], table="Theta"), "'theta'"),
     "a sample that is not there": (lambda: centralised(COLUMNS, "sgd", 0.1, [-1]), "from 0 to 7"),
+    "a number for a study": (lambda: study(5), "'package.module:function', in words"),
     "a misspelt profile": (lambda: records.load("participation", "fig1", "smok"), "'smoke'"),
 }  # fmt: skip
 

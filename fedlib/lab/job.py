@@ -86,6 +86,8 @@ def study(kind: str) -> Callable[[Job], Outcome]:
     FedlibError
         When the module cannot be imported or has no such function.
     """
+    if not isinstance(kind, str):
+        raise FedlibError(f"A kind is 'package.module:function', in words; got {kind!r}.")
     module, _, name = kind.partition(":")
     try:
         return getattr(importlib.import_module(module), name)

@@ -93,6 +93,8 @@ class Problem:
 
     def scores(self, w: np.ndarray) -> np.ndarray:
         """Return ``wᵀx_i`` for all samples, ``[n]``."""
+        if np.shape(w) != (self.d,):
+            raise FedlibError(f"w is one number a feature, [{self.d}]; got shape {np.shape(w)}.")
         return self.x @ w
 
     def theta(self, z: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -154,6 +156,8 @@ def split_features(d: int, q: int, seed: int = 0) -> tuple[np.ndarray, ...]:
 def checked_features(x: Any) -> Any:
     """Return features as float64, rows in one piece, having refused what are none."""
     if sparse.issparse(x):
+        if not hasattr(x, "check_format"):
+            raise FedlibError(f"Sparse rows are in format csr; got {x.format}: x.tocsr().")
         try:
             x.check_format(full_check=True)
         except ValueError as error:

@@ -221,6 +221,8 @@ def _active(active: Any, q: int) -> tuple[int, ...]:
                 f"{active} active parties of {q}: at least one holds labels, and at most all do."
             )
         return tuple(range(active))
+    if isinstance(active, str | float | None) or any(int(a) != a for a in active):
+        raise FedlibError(f"active is how many parties hold labels, or which; got {active!r}.")
     parties = tuple(int(a) for a in active)
     if not parties or len(set(parties)) < len(parties) or not all(0 <= a < q for a in parties):
         raise FedlibError(
