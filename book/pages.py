@@ -578,12 +578,12 @@ def figure_one() -> Iterator[str]:
             "*How long?* By rounds timed on a processor, one core would take "
             f"{hours[0]} at the paper's scale{wanted.on_a_gpu(paper, [first])}; and {hours[1]}"
             f"{wanted.on_a_gpu(paper, larger)}, for what its claim {{ref}}`{claim['id']}` "
-            f"counts, `{'`, `'.join(larger)}`. The speed of the GPU is that of the record "
+            f"rests on, `{'`, `'.join(larger)}`. The speed of the GPU is that of the record "
             "`fig1-network`. A run says beforehand how long it will take on your machine."
         )
     yield (
         f"*Smaller*: at the profile `quick` the record `{first}` took {took[0]}, for "
-        f"{len(m['seeds'])} seeds on {m['device']}. The claim counts `{rates}`, in which each "
+        f"{len(m['seeds'])} seeds on {m['device']}. The claim rests on `{rates}`, in which each "
         f"method finds its best rate: {took[1]}; and after it `{best}`: {took[2]}. The command is "
         "the same with these names."
     )

@@ -304,9 +304,9 @@ def check_experiment(
         values = {k: 1.0 if v == "tuned" else v for k, v in values.items()}
         for shape in shapes:
             mine = {key: values[key] for key in keys(shape) if key in values}
-            place = f"[{experiment}] at {profile}{name}"
-            told = ", ".join(f"{key} = {value!r}" for key, value in (changes or {}).items())
-            conform(mine, shape, f"{place} with {told}," if told else f"{page}, {place},")
+            place = f"[{experiment}] at {profile}{name},"
+            changed = f"{place} with a changed {', '.join(changes or {})},"
+            conform(mine, shape, changed if changes else f"{page}, {place}")
 
 
 def _shapes(s: dict[str, Any]) -> list[Any]:

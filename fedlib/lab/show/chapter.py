@@ -273,16 +273,19 @@ class Chapter:
 
     def commands(self) -> None:
         """Print the command that makes each largest stored record, and how long that took."""
-        made = {(m["paper"], m["experiment"], m["profile"]): m for m in records.manifests()}
+        made = {(m["experiment"], m["profile"]): m
+                for m in records.manifests() if m["paper"] == self.paper}  # fmt: skip
         rows = []
         for name in catalogue.experiment_names(self.paper):
-            stored = [p for p in catalogue.PROFILES[1:] if (self.paper, name, p) in made]
-            line = catalogue.command(self.paper, name, profile=stored[-1] if stored else None)
-            m = made[self.paper, name, stored[-1]] if stored else None
-            took = "not run" if m is None else duration.time_in_words(m["wall_seconds"])
-            if m is not None and not m["device"].startswith("CPU"):
-                line += " --device cuda" + " --tf32" * m.get("tf32", False)
-                took += f", {m['device']}"
+            stored = (made[name, p] for p in catalogue.PROFILES[:0:-1] if (name, p) in made)
+            if m := next(stored, None):
+                line = catalogue.command(self.paper, name, profile=m["profile"])
+                took = duration.time_in_words(m["wall_seconds"])
+                if not m["device"].startswith("CPU"):
+                    line += " --device cuda" + " --tf32" * m.get("tf32", False)
+                    took += f", {m['device']}"
+            else:
+                line, took = catalogue.command(self.paper, name), "not run"
             rows.append((line, took))
         for line, took in rows:
             print(f"{line:<{max(len(line) for line, _ in rows)}}  # {took}")

@@ -241,11 +241,13 @@ def enter(
     if ":" not in method:
         raise FedlibError(f"A method is 'package.module:function'; got '{method}'.")
     function = study(method)
-    if not inspect.isfunction(function) or len(inspect.signature(function).parameters) != 1:
+    try:
+        inspect.signature(function).bind("setup")
+    except TypeError as error:
         raise FedlibError(
-            f"{method} is no function of one argument. A method is def method(setup), which "
-            "returns an algorithm."
-        )
+            f"{method} cannot be called with one argument ({error}). A method is "
+            "def method(setup), which returns an algorithm."
+        ) from error
     page = Path(inspect.getsourcefile(function) or "")
     source = page.read_bytes() if page.is_file() else function  # which a notebook has in no file
     home, tables = Path(out) / f"{method.rpartition(':')[2]}-{digest(source)[:8]}", []
