@@ -75,6 +75,12 @@ def test_run_ends_by_naming_its_files(tmp_path):
     assert len(list((tmp_path / "out" / PAPER).iterdir())) == 2
 
 
+def test_run_tells_of_a_setting_that_the_experiment_does_not_have(tmp_path):
+    run = ["run", PAPER, "figD1", "--profile", "smoke", "--seeds", 1, "--out", tmp_path]
+    periodic = call(*run, "--set", "off=0.3", "--set", "lr=.01").stderr
+    assert "[figD1] itself has no 'off'" in periodic and "no 'lr'" not in periodic
+
+
 def test_run_passes_on_its_options_and_tells_of_divergence(tmp_path, monkeypatch):
     seen = []
     manifest = dict(diverged={"wild": {"1": 30, "2": 40}})

@@ -175,9 +175,14 @@ def run(
     Interrupted, it goes on when started again.
     """
     from fedlib.lab.batch.grid import assignments
-    from fedlib.lab.evidence import ages, duration, experiments
+    from fedlib.lab.evidence import ages, catalogue, duration, experiments
 
     def announce(plan: duration.Plan) -> None:
+        for name in catalogue.added(s, values):
+            typer.echo(
+                f"Note: [{experiment}] itself has no '{name}'. It changes a run only where the "
+                "other settings ask for it.", err=True,
+            )  # fmt: skip
         expected = duration.expect(plan, lambda text: typer.echo(text, err=True))
         typer.echo(expected, err=True)
         asks = expected.left > duration.HOUR and not yes and _somebody_is_there()
@@ -187,12 +192,13 @@ def run(
             )
 
     which, device = _seeds(seeds), experiments.choose_device(device)
-    experiments.settings(paper, experiment, profile)  # before anything is looked for
+    s = experiments.settings(paper, experiment, profile)  # before anything is looked for
+    values = assignments(changes or [])
     if not changes:
         ages.committed(paper, experiment, profile)
     record = experiments.run(
         paper, experiment, profile, seeds=which, device=device, out=out, tf32=tf32,
-        replace=replace, changes=assignments(changes or []), announce=announce,
+        replace=replace, changes=values, announce=announce,
     )  # fmt: skip
     for name, where in record.manifest["diverged"].items():
         seeds = ", ".join(f"seed {seed} by round {t}" for seed, t in where.items())

@@ -256,6 +256,15 @@ def change(s: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     return s
 
 
+def added(s: Mapping[str, Any], changes: Mapping[str, Any]) -> list[str]:
+    """Return the changed settings that neither the experiment nor a run of it has.
+
+    A study may read them or not, as the other settings have it.
+    """
+    known = {*s}.union(*s.get("runs", []))
+    return [key for key in changes if key.rpartition(".")[2] not in known]
+
+
 def check_experiment(
     paper: str, experiment: str, profile: str, changes: Mapping[str, Any] | None = None
 ) -> None:

@@ -142,7 +142,8 @@ def run(
                 raise
             raise FedlibError(
                 f"The study needs the setting {error} for what [{experiment}] asks it to do. Write "
-                "it into experiments.toml, or give it with --set."
+                "it into experiments.toml, or give it with --set; where only other runs have it, "
+                f"as --set RUN.{error.args[0]}=VALUE."
             ) from error
         finally:
             seconds = before + time.perf_counter() - began
