@@ -453,6 +453,7 @@ FAILED = {  # in short, what the claims say that were contradicted so far
     "PERM-C5": "PERM ends best among fifty writers",
     "TDCD-C4": "every *Q* above 1 is ahead at equal time, on sequences",
     "TDCD-C6": "the same, on views",
+    "VFB2-C8": "that no party infers labels or features from what it receives",
 }
 
 
@@ -506,7 +507,7 @@ def prefixes() -> Iterator[str]:
 
 def learned() -> Iterator[str]:
     """Write the papers' claims about runs, each below its finding, with what was seen."""
-    from fedlib.lab.evidence import findings, outcomes
+    from fedlib.lab.evidence import claims, findings, outcomes
 
     asked = [row for name in paths.papers("findings.toml") for row in findings.answers(name)]
     answers = {row.claim: row for row in reversed(asked)}  # of several for a claim the first
@@ -516,7 +517,9 @@ def learned() -> Iterator[str]:
         if alike:
             yield from (f"### {finding.capitalize()}", "", "")
         for row in alike:
-            yield f"* {{ref}}`{row['id']}`. {row['statement']} {_seen(row, answers.get(row['id']))}"
+            none = "*No reading is confirmed.* " * ("none" in claims.finding_in_words(row))
+            seen = _seen(row, answers.get(row["id"]))
+            yield f"* {{ref}}`{row['id']}`. {row['statement']} {none}{seen}"
         yield ""
 
 

@@ -240,6 +240,20 @@ def test_every_claim_about_runs_stands_below_its_finding(monkeypatch, verdicts):
             assert mine == (row["kind"] == "measured" and not ours(paper))
 
 
+def test_a_claim_of_which_no_reading_is_confirmed_says_so(monkeypatch, verdicts):
+    monkeypatch.setattr(pages, "judged", verdicts.get)
+    lines = "\n".join(pages.learned()).splitlines()
+    seen = {"confirmed": False, "none": False}
+    for row in (row for paper in verdicts if not ours(paper) for row in verdicts[paper]):
+        if row["finding"] == "depends on the reading":
+            some = any("confirmed" in found for found in row["readings"].values())
+            (line,) = (line for line in lines if line.startswith(f"* {{ref}}`{row['id']}`."))
+            assert ("*No reading is confirmed.*" in line) == (not some)
+            assert claims.finding_in_words(row).endswith(", confirmed in none") == (not some)
+            seen["confirmed" if some else "none"] = True
+    assert all(seen.values())
+
+
 def test_the_book_s_own_entry_has_version_commit_and_day(monkeypatch):
     monkeypatch.setattr(pages, "committed", lambda: ("1a2b3c4", "2031-05-06"))
     text = "\n".join(pages.citation())

@@ -244,7 +244,8 @@ def claims(
         _print(rows, True)
         return
     for row in rows:
-        typer.echo(f"{row['id']}  {row['finding'].upper()}  {row['tally']}  ({row['record']})")
+        found = judge.finding_in_words(row).upper()
+        typer.echo(f"{row['id']}  {found}  {row['tally']}  ({row['record']})")
         typer.echo(f"  {row['statement']}")
         if row["data"]:
             typer.echo(f"  {scale.sentence(row['scale'], row['data'])}")

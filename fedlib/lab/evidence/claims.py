@@ -554,6 +554,12 @@ def own_in_words(row: dict[str, Any]) -> str:
     return f"{part} at the paper's own scale and on its data ({own['record']})"
 
 
+def finding_in_words(row: dict[str, Any]) -> str:
+    """Return a claim's finding; where it depends on the reading, whether one is confirmed."""
+    some = any(found.startswith(outcomes.CONFIRMED) for found in row["readings"].values())
+    return row["finding"] + ", confirmed in none" * (row["finding"] == READING and not some)
+
+
 def is_reproduced(row: dict[str, Any]) -> bool:
     """Say whether a judged claim is confirmed at the paper's own scale and on the paper's set."""
     return row["finding"] == outcomes.CONFIRMED and is_own(row)

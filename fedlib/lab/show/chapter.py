@@ -213,7 +213,7 @@ class Chapter:
         for row in rows:
             setting = scale.sentence(row["scale"], row["data"])
             each = [f"Read as {name}: {word}." for name, word in row["readings"].items()]
-            head = f"{row['id']}: {row['finding'].upper()}."
+            head = f"{row['id']}: {claims.finding_in_words(row).upper()}."
             words = [head, *each, f"{row['tally'].capitalize()}.", setting]
             if own := claims.own_in_words(row):
                 words.append(f"{own}; by themselves: {row['own']['finding']}.")
@@ -264,7 +264,8 @@ class Chapter:
 
     def claims(self) -> Any:
         """Return all claims of the paper as a table: finding, scale and data, statement."""
-        table = pd.DataFrame(claims.judge(self.paper, self.where))
+        rows = claims.judge(self.paper, self.where)
+        table = pd.DataFrame(rows).assign(finding=[*map(claims.finding_in_words, rows)])
         table["measured"] = [
             scale.sentence(*row) for row in zip(table["scale"], table["data"], strict=True)
         ]
