@@ -217,6 +217,19 @@ def test_a_method_of_ones_own_gets_a_row(tmp_path):
     assert again["accuracy"].equals(frame["accuracy"])
 
 
+def scaffold(setup):
+    return own(setup)
+
+
+def test_a_method_of_ones_own_with_the_name_of_the_books_is_not_taken_for_it(tmp_path, monkeypatch):
+    monkeypatch.setitem(globals(), "SCAFFOLD", scaffold)
+    more = dict(out=tmp_path, names=["writers"], say=lambda line: None, seeds=1)
+    frame = matrix.enter(f"{__name__}:SCAFFOLD", "smoke", **more).set_index("method")["each"]
+    tried = frame[f"{__name__}:SCAFFOLD"]
+    assert len(tried) == 1 and (tried == frame["FedAvg"].head(1)).all(), "it is FedAvg, one seed"
+    assert not (frame["SCAFFOLD"] == frame["FedAvg"]).all() and len(frame["SCAFFOLD"]) > 1
+
+
 def test_a_method_that_is_none_is_refused_before_anything_runs(tmp_path):
     for name, words in (
         ("own", "'package.module:function'"), ("nowhere:own", "cannot be found"),

@@ -295,7 +295,9 @@ def matrix(
     situation: Annotated[
         list[str] | None, typer.Option(help="Only this one; several times. Default: all.")
     ] = None,
-    seeds: Annotated[int | None, typer.Option(help="How many. Default: the profile's.")] = None,
+    seeds: Annotated[
+        int | None, typer.Option(help="How many judge it. Default: the profile's.")
+    ] = None,
     out: Annotated[Path, _place("Folder for its records.")] = Path("matrix"),
 ) -> None:
     """Put a method of your own into the matrix: tuned, run, and compared with the book's.

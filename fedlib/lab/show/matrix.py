@@ -219,7 +219,7 @@ def enter(
     names
         Situations; default is all.
     seeds
-        How many, default is the profile's.
+        How many runs are judged by, default is the profile's; tuning has its own.
     say
         Is given a line for each cell.
     progress
@@ -253,15 +253,17 @@ def enter(
     home, tables = Path(out) / f"{method.rpartition(':')[2]}-{digest(source)[:8]}", []
     for name in names or every:
         runs = _own_runs(method, name, profile, strengths)
-        for experiment, more in ((TUNING + name, {}), (name, {"lr": "tuned"})):
+        for experiment, more, some in ((TUNING + name, {}, None), (name, {"lr": "tuned"}, seeds)):
             changes = {"runs": [run | more for run in runs]}
-            if not _there(experiment, profile, seeds, home, changes):
+            if not _there(experiment, profile, some, home, changes):
                 experiments.run(
-                    PAPER, experiment, profile, seeds=seeds, out=home, changes=changes,
+                    PAPER, experiment, profile, seeds=some, out=home, changes=changes,
                     progress=progress, replace=True,
                 )  # fmt: skip
         own = ends(lambda n: records.load(PAPER, n, profile, home), [name])
         book = ends(lambda n: records.load(PAPER, n, profile), [name])
+        if own["method"].iloc[0] in set(book["method"]):  # another of the same name
+            own["method"] = method
         tables += [both := pd.concat([book, own], ignore_index=True)]
         for line in _lines(both, own["method"].iloc[0]):
             say(line)
