@@ -194,7 +194,8 @@ def test_claims(monkeypatch, verdicts):
     words = ("holds", "smaller", "level", "reversed", "differs", "outside", "open", "no record")
     signs = dict(zip(words, "✓+=✗≠∉?-", strict=True))
     for row in rows:
-        head = f"{row['id']}  {claims.finding_in_words(row).upper()}  {row['tally']}  ({row['record']})"
+        found = claims.finding_in_words(row).upper()
+        head = f"{row['id']}  {found}  {row['tally']}  ({row['record']})"
         assert head in text and row["statement"] in text
         assert scale.sentence(row["scale"], row["data"]) in text
         for check in row["checks"]:
