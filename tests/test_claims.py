@@ -488,6 +488,21 @@ def test_what_already_runs_at_the_paper_s_own_setting_is_said_to(paper, verdicts
         assert scale.differences_in_scale(held)
 
 
+def test_who_does_not_write_down_the_paper_s_size_is_not_said_to_run_at_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDLIB_PAPERS", str(tmp_path))
+    often = '[often]\nwhere = ""\ntitle = "Often"\nkind = "mine:often"\nseeds = 5\nrounds = 5\n'
+    for name, more, differ in (
+        ("neither", "", [scale.OUR_EXPERIMENT]),
+        ("all", "[profiles.paper]\n", []),
+        ("this", "[often.paper]\n", []),
+    ):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "experiments.toml").write_text(often + more)
+        assert ("paper" in catalogue.profiles(name, "often")) is (not differ)
+        held = record(pd.DataFrame(), paper=name, experiment="often", settings={"rounds": 5})
+        assert scale.differences_in_scale(held) == differ
+
+
 def test_fewer_seeds_than_the_profile_asks_for_decide_nothing(tmp_path):
     wanted = catalogue.settings(PAPER, "fig1-tuned", "quick") | {"seeds": 6}
     row = fig1(tmp_path, IDEAL, settings=wanted)

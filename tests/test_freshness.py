@@ -236,6 +236,7 @@ OWN = {
     "left.py": "def same(x):\n    return x",
     "right.py": "def same(x):\n    return -x",
     "cost.py": "def price(x):\n    return ONE",
+    "../near.py": "def price(x):\n    return ONE",
     "lazy/__init__.py": "from typing import TYPE_CHECKING\n\nif TYPE_CHECKING:\n"
     "    from own.cost import price\n\n\ndef __getattr__(name):\n    from own import cost\n\n"
     "    return getattr(cost, name)",
@@ -245,6 +246,7 @@ OWN = {
 """A study of somebody's own, in which one thing is written ONE."""
 
 FORMS = {
+    "a file beside the package": ("from near import price", "return price(job)"),
     "a loop": ("for n in 'bc':\n    REG[n] = lambda: ONE", "return REG['b']"),
     "an entry": ("REG['b'] = lambda: ONE", "return REG['b']"),
     "an update": ("REG.update(b=lambda: ONE)", "return REG['b']"),

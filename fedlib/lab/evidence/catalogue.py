@@ -143,11 +143,16 @@ def experiment_names(paper: str) -> list[str]:
 
 
 def profiles(paper: str, experiment: str) -> Sequence[str]:
-    """Return the profiles at which an experiment can be run; ``long`` where it has a table."""
+    """Return the profiles at which an experiment can be run.
+
+    That is ``long`` where it has a table, and ``paper`` where it or all experiments have one: only
+    then does the file say what the paper's own size is.
+    """
     if experiment not in experiment_names(paper):
         raise unknown("experiment", experiment, experiment_names(paper))
-    entry = _table(paper)[experiment]
-    return entry.get("only", [name for name in PROFILES if name != "long" or name in entry])
+    entry, shared = _table(paper)[experiment], _table(paper)["profiles"]
+    has = {"smoke", "quick", *entry, *({"paper"} & shared.keys())}
+    return entry.get("only", [name for name in PROFILES if name in has])
 
 
 def modules(paper: str) -> list[str]:

@@ -17,6 +17,7 @@ import functools
 import hashlib
 import importlib.util
 import sys
+import sysconfig
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -138,7 +139,7 @@ def code(study: str, words: Iterable[str] = ()) -> Code:
 
 @functools.lru_cache(maxsize=256)
 def _code(module: str, name: str, words: frozenset[str]) -> Code:
-    homes = frozenset({"fedlib", module.split(".")[0]})
+    homes = _homes(module.split(".")[0])
     walk = _Walk(homes, set(words))
     walk.run(module)
     walk.follow(_resolve(homes, module, name))
@@ -553,6 +554,18 @@ def _home(package: str) -> Path | None:
     if spec is None or not spec.origin:
         return None
     return Path(spec.origin).parent.parent if spec.parent else Path(spec.origin).parent
+
+
+def _homes(package: str) -> frozenset[str]:
+    """Return what is followed from a package or module: fedlib, it, and what lies beside it.
+
+    Nothing lies beside what is installed.
+    """
+    ours, home = frozenset({"fedlib", package}), _home(package)
+    if package == "fedlib" or home is None or home == Path(sysconfig.get_path("purelib")):
+        return ours
+    names = {path.stem for path in home.iterdir() if path.stem.isidentifier()} - {"__main__"}
+    return ours | {name for name in names if _home(name) == home}
 
 
 @functools.cache

@@ -21,7 +21,7 @@ from scipy import stats
 
 from fedlib.errors import FedlibError
 from fedlib.files import digest
-from fedlib.lab.evidence import catalogue, experiments, measures, records, tuning
+from fedlib.lab.evidence import catalogue, experiments, freshness, measures, records, tuning
 from fedlib.lab.evidence.records import Record
 from fedlib.lab.job import study
 from fedlib.lab.show import plotting
@@ -215,7 +215,7 @@ def enter(
     strengths
         Values of the method's own setting, ``setup.strength``, of which tuning chooses one.
     out
-        Folder in which each version of the method's file gets a folder, for its records.
+        Folder in which each version of the method's code gets a folder, for its records.
     names
         Situations; default is all.
     seeds
@@ -248,9 +248,7 @@ def enter(
             f"{method} cannot be called with one argument ({error}). A method is "
             "def method(setup), which returns an algorithm."
         ) from error
-    page = Path(inspect.getsourcefile(function) or "")
-    source = page.read_bytes() if page.is_file() else function  # which a notebook has in no file
-    home, tables = Path(out) / f"{method.rpartition(':')[2]}-{digest(source)[:8]}", []
+    home, tables = Path(out) / f"{method.rpartition(':')[2]}-{_version(method, function)}", []
     for name in names or every:
         runs = _own_runs(method, name, profile, strengths)
         for experiment, more, some in ((TUNING + name, {}, None), (name, {"lr": "tuned"}, seeds)):
@@ -268,6 +266,15 @@ def enter(
         for line in _lines(both, own["method"].iloc[0]):
             say(line)
     return pd.concat(tables, ignore_index=True)
+
+
+def _version(method: str, function: Callable) -> str:
+    """Return a short hash of a method's code, with what it uses of one's own files."""
+    page = Path(inspect.getsourcefile(function) or "")
+    if not page.is_file():
+        return digest(function)[:8]  # which a notebook has in no file
+    reached = freshness.code(method)
+    return digest(sorted(i for i in reached.items() if not i[0].startswith("fedlib.")))[:8]
 
 
 def _there(name: str, profile: str, seeds: int | None, home: Path, changes: dict) -> bool:
