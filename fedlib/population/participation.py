@@ -66,6 +66,7 @@ class Participation:
     def cohort_arrays(self, seeds: Sequence[int], t: int) -> tuple[np.ndarray, np.ndarray]:
         """Return what :meth:`cohort` returns, as arrays: for draws, which stay on the host."""
         draws = [self.draw(int(seed), t) for seed in seeds]
+        check_draws(draws, self.N)
         width = max(len(clients) for clients, _ in draws)
         clients = np.empty((len(draws), width), dtype=np.int64)
         q = np.zeros((len(draws), width))
@@ -84,6 +85,17 @@ class Participation:
     def rho2(self, seed: int, rounds: int, start: int = 0) -> float:
         """Return the largest ``Σ_n q²`` over ``rounds`` rounds; 1/ρ² is the speed-up."""
         return float((self.weights(seed, start, start + rounds) ** 2).sum(1).max())
+
+
+def check_draws(draws: Sequence[Draw], N: int) -> None:
+    """Refuse draws that are not some of ``N`` clients with weights that sum to one."""
+    for clients, q in draws:
+        known = len(clients) == len(q) > 0 and np.min(clients) >= 0 and np.max(clients) < N
+        if not known or not np.min(q) >= 0 or not abs(np.sum(q) - 1) < 1e-6:
+            raise FedlibError(
+                f"A draw is some of the clients 0 to {N - 1}, and for each a weight of at least "
+                f"0, together 1; got clients {clients} with weights {q}."
+            )
 
 
 @dataclass(frozen=True)
