@@ -582,6 +582,17 @@ def test_interrupted_while_workers_begin_it_says_one_line(march, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_workers_end_with_the_batch_that_is_killed(march, tmp_path, how):
+    write(tmp_path, MARCH.replace("pause = 0.1", "pause = 600"))
+    running = start(tmp_path, "--workers", "2")
+    until(lambda: len([*(tmp_path / "out").rglob(".*.lock")]) == 3, 60)  # the batch, two workers
+    running.send_signal(how)
+    running.wait(60)
+    until(lambda: "spawn_main" not in command_lines(running.pid), 60)
+
+
+@pytest.mark.slow
 def test_commands(march, here, tmp_path):
     call = CliRunner().invoke
     write(tmp_path, MARCH.replace('"a", "b", "c", "d", "e"', '"a", "broken"'))

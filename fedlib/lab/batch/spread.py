@@ -186,6 +186,8 @@ def _begin(threads: int, folder: Path) -> None:
     """Prepare a worker: Ctrl-C is its parent's business, and what it mutters goes into a file."""
     import torch
 
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     with (folder / LOG).open("ab") as log:
@@ -193,6 +195,14 @@ def _begin(threads: int, folder: Path) -> None:
     torch.set_num_threads(threads)
     os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))  # of kernels
     tqdm.set_lock(threading.RLock())  # its own has a semaphore, which a stopped process leaves
+
+
+def _end_with_parent() -> None:
+    """End this process when its parent has, whatever killed it, so that the batch can go on."""
+    import multiprocessing.connection
+
+    multiprocessing.connection.wait([multiprocessing.parent_process().sentinel])
+    os._exit(1)
 
 
 def _ending(code: int) -> str:
