@@ -207,7 +207,8 @@ def test_a_method_of_ones_own_gets_a_row(tmp_path):
     said: list[str] = []
     more = dict(out=tmp_path, names=["slow", "writers"], say=said.append)
     frame = matrix.enter(f"{__name__}:own", "smoke", **more)
-    assert said[0].startswith("slow, 2 times slower: ") and "of 5; " in said[0] and len(said) == 2
+    assert said[0].startswith("As the book's records say, this takes about ") and len(said) == 3
+    assert said[1].startswith("slow, 2 times slower: ") and "of 5; " in said[1]
     mine = frame.query("method == 'own' and situation == 'writers'")["each"].item()
     fedavg = frame.query("method == 'FedAvg' and situation == 'writers'")["each"].item()
     assert (mine == fedavg).all(), "it is FedAvg, tuned the same way"
@@ -215,6 +216,19 @@ def test_a_method_of_ones_own_gets_a_row(tmp_path):
     again = matrix.enter(f"{__name__}:own", "smoke", **more)
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.json")} == before
     assert again["accuracy"].equals(frame["accuracy"])
+
+
+def still(setup):
+    basic = list(setup.basic)
+    return FedAvg(basic[0], [1e-9 * rate for rate in basic[1]], *basic[2:])
+
+
+def test_a_method_without_a_best_rate_has_no_place_and_the_others_are_told_of(tmp_path):
+    said: list[str] = []
+    names = ["writers", "slow"]
+    frame = matrix.enter(f"{__name__}:still", "smoke", out=tmp_path, names=names, say=said.append)
+    assert frame.empty and list(frame) == matrix.ENDS
+    assert [line.partition(": no place. The best value of 'still")[0] for line in said[1:]] == names
 
 
 def scaffold(setup):

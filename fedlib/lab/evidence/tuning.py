@@ -24,6 +24,10 @@ SHARE = 1 / 3  # of the run, at its end, over whose looks the loss is averaged
 VALIDATION = "validation"  # samples of the tuning seeds that are learned from by nobody
 
 
+class AtEdge(FedlibError):
+    """A method's best value lies at the edge of the widest grid, so that it has none."""
+
+
 class Grid(Settings):
     """What tuning adds to the settings of the study that it runs."""
 
@@ -104,7 +108,7 @@ def tuned_values(frame: pd.DataFrame, settings: Settings) -> dict[str, float]:
     Raises
     ------
     FedlibError
-        When a method was not tuned, or its best value lies at the edge of the grid.
+        When a method was not tuned; :class:`AtEdge` when its best value lies at the edge.
     """
     best, values = table(frame).set_index("method"), {}
     for run in settings["runs"]:
@@ -114,7 +118,7 @@ def tuned_values(frame: pd.DataFrame, settings: Settings) -> dict[str, float]:
         if method not in best.index:
             raise FedlibError(f"'{method}' was not tuned. Tuned: {', '.join(best.index)}.")
         if not best.loc[method, "interior"]:
-            raise FedlibError(
+            raise AtEdge(
                 f"The best value of '{method}', {best.loc[method, 'at']:.4g}, lies at the edge of "
                 "its grid. Tune over a wider one."
             )

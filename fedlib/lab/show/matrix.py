@@ -21,7 +21,15 @@ from scipy import stats
 
 from fedlib.errors import FedlibError
 from fedlib.files import digest
-from fedlib.lab.evidence import catalogue, experiments, freshness, measures, records, tuning
+from fedlib.lab.evidence import (
+    catalogue,
+    duration,
+    experiments,
+    freshness,
+    measures,
+    records,
+    tuning,
+)
 from fedlib.lab.evidence.records import Record
 from fedlib.lab.job import study
 from fedlib.lab.show import plotting
@@ -41,6 +49,7 @@ KNOBS = {
 }
 """What the knob of each situation is."""
 
+ENDS = ["situation", "knob", "method", "run", "each", "accuracy"]
 SMALLEST = 0.01  # accuracy: below it a difference is no reason to choose
 LEVEL = 0.05  # of a false alarm in a cell, all pairs of methods together
 TINTS = (plotting.BLUE, plotting.ORANGE, plotting.GREEN, plotting.PURPLE, plotting.VERMILION)
@@ -93,7 +102,7 @@ def ends(load: Callable[[str], Record], names: Sequence[str] | None = None) -> p
             each = measures.last(record, run["run"], "accuracy", "test", share).fillna(0.0)
             rows.append(dict(situation=name, **run[["knob", "method", "run"]], each=each,
                              accuracy=each.mean()))  # fmt: skip
-    return pd.DataFrame(rows, columns=["situation", "knob", "method", "run", "each", "accuracy"])
+    return pd.DataFrame(rows, columns=ENDS)
 
 
 def cells(found: pd.DataFrame) -> pd.DataFrame:
@@ -228,7 +237,8 @@ def enter(
     Returns
     -------
     pandas.DataFrame
-        As :func:`ends`, with the book's methods and one's own.
+        As :func:`ends`, with the book's methods and one's own, for every situation in which tuning
+        finds a rate for it.
 
     Raises
     ------
@@ -249,15 +259,21 @@ def enter(
             "def method(setup), which returns an algorithm."
         ) from error
     home, tables = Path(out) / f"{method.rpartition(':')[2]}-{_version(method, function)}", []
-    for name in names or every:
-        runs = _own_runs(method, name, profile, strengths)
-        for experiment, more, some in ((TUNING + name, {}, None), (name, {"lr": "tuned"}, seeds)):
-            changes = {"runs": [run | more for run in runs]}
-            if not _there(experiment, profile, some, home, changes):
-                experiments.run(
-                    PAPER, experiment, profile, seeds=some, out=home, changes=changes,
-                    progress=progress, replace=True,
-                )  # fmt: skip
+    tried = {name: _own_runs(method, name, profile, strengths) for name in names or every}
+    say(f"As the book's records say, this takes {_expected(tried, profile, seeds)}, less what is "
+        "there already.")  # fmt: skip
+    for name, runs in tried.items():
+        try:
+            for experiment, more, some in _pair(name, seeds):
+                changes = {"runs": [run | more for run in runs]}
+                if not _there(experiment, profile, some, home, changes):
+                    experiments.run(
+                        PAPER, experiment, profile, seeds=some, out=home, changes=changes,
+                        progress=progress, replace=True,
+                    )  # fmt: skip
+        except tuning.AtEdge as error:
+            say(f"{name}: no place. {error} Does it use setup.lr?")
+            continue
         own = ends(lambda n: records.load(PAPER, n, profile, home), [name])
         book = ends(lambda n: records.load(PAPER, n, profile), [name])
         if own["method"].iloc[0] in set(book["method"]):  # another of the same name
@@ -265,7 +281,24 @@ def enter(
         tables += [both := pd.concat([book, own], ignore_index=True)]
         for line in _lines(both, own["method"].iloc[0]):
             say(line)
-    return pd.concat(tables, ignore_index=True)
+    return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=ENDS)
+
+
+def _pair(name: str, seeds: int | None) -> list[tuple[str, dict[str, Any], int | None]]:
+    """Return the experiment that tunes a situation, and the one that judges it."""
+    return [(TUNING + name, {}, None), (name, {"lr": "tuned"}, seeds)]
+
+
+def _expected(tried: Mapping[str, list[dict]], profile: str, seeds: int | None) -> str:
+    """Return in words how long runs take, if as long each as those of the book's records."""
+    seconds = 0.0
+    for name, runs in tried.items():
+        for experiment, _, some in _pair(name, seeds):
+            if record := records.find(PAPER, experiment, profile):
+                m = record.manifest
+                share = len(runs) / len(m["settings"]["runs"])
+                seconds += share * m["wall_seconds"] * (some or len(m["seeds"])) / len(m["seeds"])
+    return f"about {duration.time_in_words(seconds)}" if seconds else "a time that is not known"
 
 
 def _version(method: str, function: Callable) -> str:
