@@ -698,6 +698,18 @@ def test_what_is_no_notebook_is_told(tmp_path, text):
         batch.read_grid({"notebook": str(tmp_path / "a.ipynb")})
 
 
+@pytest.mark.parametrize(
+    "lacks, words", [("kernelspec", "which kernel runs it"), ("tags", "none of its cells is tagged")]
+)
+def test_a_notebook_that_lacks_a_kernel_or_parameters_is_told(notebook, lacks, words):
+    book = nbformat.read(notebook / "a.ipynb", 4)
+    for part in (book, *book.cells):
+        part.metadata.pop(lacks, None)
+    nbformat.write(book, notebook / "a.ipynb")
+    with pytest.raises(FedlibError, match=words):
+        batch.read_grid({"notebook": str(notebook / "a.ipynb"), "set": {"lr": 0.5}})
+
+
 def test_another_notebook_is_another_job(notebook):
     page = {"notebook": str(notebook / "a.ipynb"), "set": {"lr": 0.5}}
     (before,) = batch.read_grid(page)

@@ -166,7 +166,17 @@ def _notebook(path: Path, parameters: dict[str, Any], axes: dict[str, Any]) -> B
         cells, _ = [cell["source"] for cell in page["cells"]], page["nbformat"]
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise FedlibError(f"{path} is no Jupyter notebook that can be read.") from error
-    known = papermill.inspect_notebook(str(path))
+    try:
+        known = papermill.inspect_notebook(str(path))
+    except ValueError as error:
+        raise FedlibError(
+            f"{path} does not say which kernel runs it. Open it in JupyterLab, choose one, save it."
+        ) from error
+    if parameters and not known:
+        raise FedlibError(
+            f"{path} has no parameters: none of its cells is tagged 'parameters'. Tag the one that "
+            f"sets {', '.join(parameters)} (in JupyterLab: the gears at the upper right)."
+        )
     for name in parameters:
         if name not in known:
             raise unknown(f"parameter of {path.name}", name, known)
