@@ -303,11 +303,16 @@ def _cells() -> pd.DataFrame:
 
 def _fields(row: findings.Finding) -> str:
     """Return an answer's three fields in a line, which begins with its claim."""
-    kind = row.finding.replace(",", "").replace(" ", "-")
-    pill = f"[{row.finding}]{{.verdict .verdict-{kind}}}"
     scale = "Scale of this check" if row.whole else "Scale"
     where = f"{{ref}}`{scale} <scale-words>`: {row.scale}. Data: {row.data}."
-    return f"{{ref}}`{row.claim}`: {pill} {where}{_whole(row)}"
+    found = {row.claim: row.finding} | row.also
+    return f"{'; '.join(_pill(*one) for one in found.items())} {where}{_whole(row)}"
+
+
+def _pill(claim: str, finding: str) -> str:
+    """Return a claim with what it comes to."""
+    kind = finding.replace(",", "").replace(" ", "-")
+    return f"{{ref}}`{claim}`: [{finding}]{{.verdict .verdict-{kind}}}"
 
 
 def _whole(row: findings.Finding) -> str:

@@ -106,6 +106,8 @@ class Finding:
     whole
         At what scale and on which data all checks of the claim were measured, where that is not
         what the answer's own was; otherwise empty.
+    also
+        Other claims that the answer speaks of, and what each comes to as a whole.
     """
 
     question: str
@@ -118,6 +120,7 @@ class Finding:
     scale: str
     data: str
     whole: str
+    also: dict[str, str]
 
 
 @functools.cache
@@ -259,6 +262,7 @@ def _answered(paper: str, out: str | Path | None, entries: list[FindingEntry]) -
                 entry["question"], " ".join(sentences), told, setting,
                 entry["claim"], outcome, row["finding"],
                 scale.words(fields["scale"], fields["data"]), data, whole * (whole != setting),
+                {part["claim"]: judged[part["claim"]]["finding"] for part in entry.get("also", [])},
             )
         )  # fmt: skip
     return results

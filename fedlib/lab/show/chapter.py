@@ -239,8 +239,10 @@ class Chapter:
             raise FedlibError(f"data/papers/{self.paper}/findings.toml has no 'brief'.")
         ours = paths.about(paths.paper_folder(self.paper)).get("ours")
         told = "We expected" if ours else "The paper reports"
+        found = {row.claim: row.finding} | row.also
+        each = "; ".join(f"{finding} ({claim})" for claim, finding in found.items())
         lines = [f"**We find:** {row.answer}", f"* *{told}:* {row.paper}",
-                 f"* *Finding:* {row.finding} ({row.claim})",
+                 f"* *Finding:* {each}",
                  f"* *Scale{' of this check' * bool(row.whole)}:* {row.scale}",
                  f"* *Data:* {row.data}"]  # fmt: skip
         if row.whole:
