@@ -250,7 +250,13 @@ def enter(
         raise FedlibError(f"There is no situation '{unknown[0]}'. There are: {', '.join(every)}.")
     if ":" not in method:
         raise FedlibError(f"A method is 'package.module:function'; got '{method}'.")
-    function = study(method)
+    try:
+        function = study(method)
+    except FedlibError as error:
+        raise FedlibError(
+            f"The method '{method}' cannot be found ({error.__cause__}). Its file lies in the "
+            "folder where you are, or is installed."
+        ) from error
     try:
         inspect.signature(function).bind("setup")
     except TypeError as error:
