@@ -27,7 +27,7 @@ def told(tmp_path, monkeypatch):
 
 
 def test_its_lines_fit_a_page():
-    assert len(BLOCKS) == 5
+    assert len(BLOCKS) == 6
     assert max(len(line) for block in BLOCKS for line in block.splitlines()) <= 88
 
 
@@ -69,5 +69,6 @@ def test_it_gives_what_a_plain_torch_loop_gives(told):
     right = (expected.argmax(1) == data.test_y).double().mean().item()
     assert values["accuracy"] == pytest.approx(right)
     assert right > 0.7
+    assert re.fullmatch("[0-9a-f]{64}", told["hashes"]["patients"])
     row = task.model.to_row(told["trained"]).float()
     assert torch.equal(row[0], told["history"].state.x[0])
