@@ -66,16 +66,25 @@ def differences_in_scale(record: Record, ours: bool = False) -> list[str]:
     if ours or "paper" not in catalogue.profiles(m["paper"], m["experiment"]):
         return [OUR_EXPERIMENT]
     theirs = json.loads(json.dumps(catalogue.settings(m["paper"], m["experiment"], "paper")))
-    lines = _different(m["settings"], theirs)
+    untold = paths.about(paths.paper_folder(m["paper"])).get("untold", {})
+    lines = _different(m["settings"], theirs, untold)
     one, other = ({run["run"]: run for run in s.get("runs", [])} for s in (m["settings"], theirs))
     for name in one:  # of several runs that differ in one thing the first speaks
-        lines = _different(one[name], other.get(name, one[name])) | lines
+        lines = _different(one[name], other.get(name, one[name]), untold) | lines
     crowds = any("crowd" in run for run in one.values())  # numbers of clients, from the list
     return [lines[key] for key in sorted(lines) if key != ("clients" if crowds else "clients_grid")]
 
 
-def _different(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, str]:
-    """Return words for each setting that differs, by its name."""
+def _different(
+    ours: Mapping[str, Any], theirs: Mapping[str, Any], untold: Mapping[str, str]
+) -> dict[str, str]:
+    """Return words for each setting that differs, by its name.
+
+    Parameters
+    ----------
+    untold
+        Where theirs is from, by the name of a setting or of a network, if not from the text.
+    """
     lines = {}
     for key in sorted({*ours, *theirs} - {*NO_SCALE}):
         here, there = ours.get(key), theirs.get(key)
@@ -83,7 +92,9 @@ def _different(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, 
             here, there = here or 1, there or 1
         if here != there:
             word = SETTING_WORDS.get(key, key.replace("_", " "))
-            lines[key] = f"{word}: {_said(here)}, the paper's: {_said(there)}"
+            known = key if key in untold else there[0] if key == "model" and there else ""
+            source = f" ({untold[known]})" if known in untold else ""
+            lines[key] = f"{word}: {_said(here)}, the paper's{source}: {_said(there)}"
     return lines
 
 
