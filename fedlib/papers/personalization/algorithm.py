@@ -263,6 +263,8 @@ class PERM(ShuffledSGD):
 
     Parameters
     ----------
+    lr, local_steps, batch_size, visits, radius
+        As for :class:`ShuffledSGD`.
     mixing
         How weights follow from gradients.
     global_lr

@@ -544,6 +544,8 @@ class Oracle(LocalOnly):
 
     Parameters
     ----------
+    lr, local_steps, batch_size
+        As for :class:`LocalOnly`.
     groups
         A label for each client, ``N`` of them; or such labels for each seed, ``{seed: labels}``.
     """

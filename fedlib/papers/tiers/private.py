@@ -24,6 +24,8 @@ class LabelPrivateTDCD(TDCD):
 
     Parameters
     ----------
+    lr, local_steps, batch_size
+        As for :class:`~fedlib.papers.tiers.algorithm.TDCD`.
     fresh
         Ask for new derivatives before every local step: the iterates are those of
         :class:`~fedlib.papers.tiers.algorithm.TDCD`. Otherwise those of the round's start serve
