@@ -100,8 +100,8 @@ class About(Page):
     question: NotRequired[str]  # for the front page
     about: NotRequired[str]  # for the front page
     note: NotRequired[str]  # for the scoreboard
-    untold: NotRequired[dict[str, str]]  # by setting or network, what its text does not give of its
-    # size, and where the profile paper has it from
+    untold: NotRequired[dict[str, str]]  # by setting (or EXPERIMENT.setting) or network: what its
+    # text does not give of its size, and where the profile paper has it from
     ours: NotRequired[bool]  # a study of this book, without a paper
 
 

@@ -1,8 +1,9 @@
 """At what scale, and on which data, a record was made: its settings beside the paper's own.
 
-The settings of the profile ``paper`` are the paper's. A record of any profile whose settings equal
-them is at the paper's own scale; how many seeds it has, how often it looks and on how many samples
-decide how exact it is, and not what is tried.
+The settings of the profile ``paper`` are the paper's, as far as its text gives them; where the
+rest is from stands as ``untold`` in its ``paper.toml``. A record of any profile whose settings
+equal them is at the paper's own scale; how many seeds it has, how often it looks and on how many
+samples decide how exact it is, and not what is tried.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ NO_SCALE = (*TOLD, *EXACTNESS, "dataset", "data_seed", "kind", "runs", "run")
 
 SETTING_WORDS = {
     "model": "network",
-    "pool": "images averaged",
+    "pool": "inputs averaged",
     "compression": "time compressed",
     "batch_size": "minibatch",
     "rows": "training rows",
@@ -66,7 +67,8 @@ def differences_in_scale(record: Record, ours: bool = False) -> list[str]:
     if ours or "paper" not in catalogue.profiles(m["paper"], m["experiment"]):
         return [OUR_EXPERIMENT]
     theirs = json.loads(json.dumps(catalogue.settings(m["paper"], m["experiment"], "paper")))
-    untold = paths.about(paths.paper_folder(m["paper"])).get("untold", {})
+    told = paths.about(paths.paper_folder(m["paper"])).get("untold", {})
+    untold = told | {key.removeprefix(f"{m['experiment']}."): said for key, said in told.items()}
     lines = _different(m["settings"], theirs, untold)
     one, other = ({run["run"]: run for run in s.get("runs", [])} for s in (m["settings"], theirs))
     for name in one:  # of several runs that differ in one thing the first speaks
@@ -93,8 +95,10 @@ def _different(
         if here != there:
             word = SETTING_WORDS.get(key, key.replace("_", " "))
             known = key if key in untold else there[0] if key == "model" and there else ""
-            source = f" ({untold[known]})" if known in untold else ""
-            lines[key] = f"{word}: {_said(here)}, the paper's{source}: {_said(there)}"
+            full = f"the paper's: {_said(there)}"
+            if known in untold:
+                full = f"at full size {_said(there)} ({untold[known]})"
+            lines[key] = f"{word}: {_said(here)}, {full}"
     return lines
 
 
