@@ -237,6 +237,7 @@ OWN = {
     "right.py": "def same(x):\n    return -x",
     "cost.py": "def price(x):\n    return ONE",
     "../near.py": "def price(x):\n    return ONE",
+    "../plain/far.py": "def price(x):\n    return ONE",
     "lazy/__init__.py": "from typing import TYPE_CHECKING\n\nif TYPE_CHECKING:\n"
     "    from own.cost import price\n\n\ndef __getattr__(name):\n    from own import cost\n\n"
     "    return getattr(cost, name)",
@@ -246,6 +247,8 @@ OWN = {
 """A study of somebody's own, in which one thing is written ONE."""
 
 FORMS = {
+    "a file in a plain folder beside it": ("from plain.far import price", "return price(job)"),
+    "a plain folder's file as a module": ("from plain import far", "return far.price(job)"),
     "a file beside the package": ("from near import price", "return price(job)"),
     "a loop": ("for n in 'bc':\n    REG[n] = lambda: ONE", "return REG['b']"),
     "an entry": ("REG['b'] = lambda: ONE", "return REG['b']"),

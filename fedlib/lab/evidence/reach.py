@@ -531,8 +531,11 @@ def _called_by_others(homes: frozenset[str], module: str, node: ast.ClassDef) ->
 def _resolve(homes: frozenset[str], module: str, name: str) -> Place | None:
     """Return where a module's name is defined, through re-exports; None if not with us."""
     for _ in range(20):
-        if module.split(".")[0] not in homes or not _file(module):
+        if module.split(".")[0] not in homes:
             return None
+        if not _file(module):  # a folder without __init__.py, or nothing
+            inside = f"{module}.{name}"
+            return Place(inside, "") if name and _file(inside) else None
         if not name:
             return Place(module, "")
         there = _module(module)
@@ -551,8 +554,10 @@ def _resolve(homes: frozenset[str], module: str, name: str) -> Place | None:
 def _home(package: str) -> Path | None:
     """Return the folder in which a top-level package or module lies."""
     spec = importlib.util.find_spec(package)
-    if spec is None or not spec.origin:
+    if spec is None or not (spec.origin or spec.submodule_search_locations):
         return None
+    if not spec.origin:  # a folder without __init__.py
+        return Path(next(iter(spec.submodule_search_locations))).parent
     return Path(spec.origin).parent.parent if spec.parent else Path(spec.origin).parent
 
 

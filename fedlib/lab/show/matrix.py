@@ -317,14 +317,14 @@ def _version(method: str, function: Callable) -> str:
 
 
 def _there(name: str, profile: str, seeds: int | None, home: Path, changes: dict) -> bool:
-    """Say whether a folder holds the record of these settings and seeds already."""
+    """Say whether a folder holds the record of these settings already, of these seeds or more."""
     asked = catalogue.change(catalogue.settings(PAPER, name, profile), changes)
     try:
         manifest = records.load(PAPER, name, profile, home).manifest
     except records.MissingRecord:
         return False
-    wanted = list(experiments.choose_seeds(asked, seeds))
-    return manifest["settings"] == asked and manifest["seeds"] == wanted
+    wanted = {*experiments.choose_seeds(asked, seeds)}
+    return manifest["settings"] == asked and wanted <= {*manifest["seeds"]}
 
 
 def _lines(both: pd.DataFrame, mine: str) -> list[str]:
