@@ -699,7 +699,7 @@ def test_what_is_no_notebook_is_told(tmp_path, text):
 
 
 @pytest.mark.parametrize(
-    "lacks, words", [("kernelspec", "which kernel runs it"), ("tags", "none of its cells")]
+    "lacks, words", [("kernelspec", "does not name its kernel"), ("tags", "has no parameters: no ")]
 )
 def test_a_notebook_that_lacks_a_kernel_or_parameters_is_told(notebook, lacks, words):
     book = nbformat.read(notebook / "a.ipynb", 4)

@@ -237,7 +237,7 @@ OWN = {
     "right.py": "def same(x):\n    return -x",
     "cost.py": "def price(x):\n    return ONE",
     "../near.py": "def price(x):\n    return ONE",
-    "../plain/far.py": "def price(x):\n    return ONE",
+    "../loose/far.py": "def price(x):\n    return ONE",
     "lazy/__init__.py": "from typing import TYPE_CHECKING\n\nif TYPE_CHECKING:\n"
     "    from own.cost import price\n\n\ndef __getattr__(name):\n    from own import cost\n\n"
     "    return getattr(cost, name)",
@@ -247,8 +247,8 @@ OWN = {
 """A study of somebody's own, in which one thing is written ONE."""
 
 FORMS = {
-    "a file in a plain folder beside it": ("from plain.far import price", "return price(job)"),
-    "a plain folder's file as a module": ("from plain import far", "return far.price(job)"),
+    "a file in a plain folder beside it": ("from loose.far import price", "return price(job)"),
+    "a plain folder's file as a module": ("from loose import far", "return far.price(job)"),
     "a file beside the package": ("from near import price", "return price(job)"),
     "a loop": ("for n in 'bc':\n    REG[n] = lambda: ONE", "return REG['b']"),
     "an entry": ("REG['b'] = lambda: ONE", "return REG['b']"),
@@ -323,7 +323,7 @@ VALUES = {"a function of another package": "sin cos", "one of two of one name": 
 def own(tmp_path, monkeypatch):
     """Return a function that writes a study and hashes its code."""
     (tmp_path / "own").mkdir()
-    monkeypatch.setattr(reach, "_home", lambda name: tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
 
     def hashed(top: str, body: str, one: str) -> dict[str, str]:
         for name, text in OWN.items():

@@ -223,12 +223,26 @@ def still(setup):
     return FedAvg(basic[0], [1e-9 * rate for rate in basic[1]], *basic[2:])
 
 
+class Wild(FedAvg):
+    def round(self, state, task, drawn=None):
+        state, told = super().round(state, task, drawn)
+        return dataclasses.replace(state, x=state.x * torch.nan), told
+
+
+def wild(setup):
+    return Wild(*setup.basic)
+
+
 def test_a_method_without_a_best_rate_has_no_place_and_the_others_are_told_of(tmp_path):
     said: list[str] = []
     names = ["writers", "slow"]
-    frame = matrix.enter(f"{__name__}:still", "smoke", out=tmp_path, names=names, say=said.append)
+    more = dict(out=tmp_path, names=names, say=said.append)
+    frame = matrix.enter(f"{__name__}:still", "smoke", **more)
     assert frame.empty and list(frame) == matrix.ENDS
     assert [line.partition(": no place. The best value of 'still")[0] for line in said[1:]] == names
+    matrix.enter(f"{__name__}:wild", "smoke", **more)
+    lost = "no place. It diverges at every rate of its grid."
+    assert said[4:] == [f"{name}: {lost}" for name in names]
 
 
 def scaffold(setup):

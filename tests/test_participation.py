@@ -227,14 +227,15 @@ def test_processes_that_cannot_be(make):
 @pytest.mark.parametrize(
     "clients, weights",
     [([0, 1], [0.5, 0.6]), ([0, 1], [1.5, -0.5]), ([0, 3], [0.5, 0.5]), ([-1], [1.0]),
-     ([], []), ([0, 1], [1.0]), ([0], [np.nan]), ([0], [0.0])],
+     ([], []), ([0, 1], [1.0]), ([0], [np.nan]), ([0], [0.0]), ([0.2, 1.7], [0.5, 0.5]),
+     ([True, False, True], [0.5, 0.0, 0.5])],
 )  # fmt: skip
 def test_a_process_of_ones_own_draws_clients_that_are_there_with_weights_that_sum_to_one(
     clients, weights
 ):
     class Mine(pt.Participation):
         def draw(self, seed, t):
-            return np.array(clients, dtype=int), np.array(weights)
+            return np.array(clients), np.array(weights)
 
     with pytest.raises(FedlibError, match="clients 0 to 2, .*together 1; got"):
         Mine(3).cohort((1,), 0)

@@ -296,7 +296,7 @@ def matrix(
         list[str] | None, typer.Option(help="Only this one; several times. Default: all.")
     ] = None,
     seeds: Annotated[
-        int | None, typer.Option(help="How many judge it. Default: the profile's.")
+        int | None, typer.Option(help="How many judge it, at least. Default: the profile's.")
     ] = None,
     out: Annotated[Path, _place("Folder for its records.")] = Path("matrix"),
 ) -> None:

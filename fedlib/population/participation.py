@@ -90,7 +90,8 @@ class Participation:
 def check_draws(draws: Sequence[Draw], N: int) -> None:
     """Refuse draws that are not some of ``N`` clients with weights that sum to one."""
     for clients, q in draws:
-        known = len(clients) == len(q) > 0 and np.min(clients) >= 0 and np.max(clients) < N
+        known = len(clients) == len(q) > 0 and np.asarray(clients).dtype.kind in "iu"
+        known = known and np.min(clients) >= 0 and np.max(clients) < N
         if not known or not np.min(q) >= 0 or not abs(np.sum(q) - 1) < 1e-6:
             raise FedlibError(
                 f"A draw is some of the clients 0 to {N - 1}, and for each a weight of at least "

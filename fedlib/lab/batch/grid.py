@@ -170,12 +170,13 @@ def _notebook(path: Path, parameters: dict[str, Any], axes: dict[str, Any]) -> B
         known = papermill.inspect_notebook(str(path))
     except ValueError as error:
         raise FedlibError(
-            f"{path} does not say which kernel runs it. Open it in JupyterLab, choose one, save it."
+            f"{path} does not name its kernel, or not with a language. Open it in JupyterLab, "
+            "choose a kernel, save it."
         ) from error
     if parameters and not known:
         raise FedlibError(
-            f"{path} has no parameters: none of its cells is tagged 'parameters'. Tag the one that "
-            f"sets {', '.join(parameters)} (in JupyterLab: the gears at the upper right)."
+            f"{path} has no parameters: no cell with the tag 'parameters' sets a name. Tag the one "
+            f"that sets {', '.join(parameters)} (in JupyterLab: the gears at the upper right)."
         )
     for name in parameters:
         if name not in known:

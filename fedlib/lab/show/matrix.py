@@ -228,7 +228,7 @@ def enter(
     names
         Situations; default is all.
     seeds
-        How many runs are judged by, default is the profile's; tuning has its own.
+        How many runs are judged by, at least; default is the profile's. Tuning has its own.
     say
         Is given a line for each cell.
     progress
@@ -278,7 +278,10 @@ def enter(
                         progress=progress, replace=True,
                     )  # fmt: skip
         except tuning.AtEdge as error:
-            say(f"{name}: no place. {error} Does it use setup.lr?")
+            losses = tuning.table(records.load(PAPER, TUNING + name, profile, home).frame)["loss"]
+            lost = "It diverges at every rate of its grid."
+            why = lost if np.isinf(losses).any() else f"{error} Does it use setup.lr?"
+            say(f"{name}: no place. {why}")
             continue
         own = ends(lambda n: records.load(PAPER, n, profile, home), [name])
         book = ends(lambda n: records.load(PAPER, n, profile), [name])
@@ -313,7 +316,8 @@ def _version(method: str, function: Callable) -> str:
     if not page.is_file():
         return digest(function)[:8]  # which a notebook has in no file
     reached = freshness.code(method)
-    return digest(sorted(i for i in reached.items() if not i[0].startswith("fedlib.")))[:8]
+    own = {name: code for name, code in reached.items() if not name.startswith("fedlib.")}
+    return digest(sorted((own or reached).items()))[:8]
 
 
 def _there(name: str, profile: str, seeds: int | None, home: Path, changes: dict) -> bool:
