@@ -234,7 +234,8 @@ def test_stale_is_silent_until_something_is_stale(tmp_path, monkeypatch):
     (row,) = json.loads(call("stale", "--json").stdout)
     assert row["record"] == f"{PAPER}/figB1.smoke" and row["state"] == "stale" and row["why"]
     assert row["again"] == f"fedlib run {PAPER} figB1 --profile smoke --out data/papers"
-    assert row["again"] in call("stale").stdout
+    assert row["again"] in call("stale").stdout and row["again"] in call("stale", PAPER).stdout
+    assert call("stale", "hierarchy").output == "", "of another paper"
 
 
 def test_check_compares_with_the_stored_smoke_run(tmp_path, monkeypatch):

@@ -315,6 +315,7 @@ def matrix(
 
 @app.command()
 def stale(
+    paper: AnyPaper = None,
     everything: Annotated[bool, typer.Option("--all", help="Fresh and checked ones, too.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -322,13 +323,12 @@ def stale(
     from fedlib.lab.evidence import catalogue, records
 
     rows = []
-    for record in records.stored():
-        paper, experiment, profile = record.names
+    for record in records.stored(paper=paper):
+        name, experiment, profile = record.names
         state = record.compared(again=True)
         if everything or state.word == "stale":
-            again = catalogue.command(paper, experiment, profile=profile)
-            name = f"{paper}/{experiment}.{profile}"
-            rows.append(dict(record=name, state=state.word, why=state.why, again=again))
+            again = catalogue.command(name, experiment, profile=profile)
+            rows.append(dict(record=f"{name}/{experiment}.{profile}", state=state.word, why=state.why, again=again))
     if rows or as_json:
         _print(rows, as_json)
 

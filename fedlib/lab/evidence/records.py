@@ -318,9 +318,10 @@ def _content(path: Path) -> bytes:
         return file.read()
 
 
-def stored(out: str | Path | None = None) -> list[Record]:
-    """Return every stored record, in the order of papers and names."""
-    return [load(paper, *page.stem.rsplit(".", 1), out=out) for paper, page in _pages(out)]
+def stored(out: str | Path | None = None, paper: str | None = None) -> list[Record]:
+    """Return every stored record, or a paper's, in the order of papers and names."""
+    pages = _pages(out, [paper] if paper else None)
+    return [load(name, *page.stem.rsplit(".", 1), out=out) for name, page in pages]
 
 
 @functools.cache
@@ -338,8 +339,10 @@ def manifests() -> list[Manifest]:
     return found
 
 
-def _pages(out: str | Path | None = None) -> Iterator[tuple[str, Path]]:
-    for paper in catalogue.papers():
+def _pages(
+    out: str | Path | None = None, papers: list[str] | None = None
+) -> Iterator[tuple[str, Path]]:
+    for paper in papers or catalogue.papers():
         for page in sorted(folder(paper, out).glob("*.json")):
             yield paper, page
 
