@@ -324,11 +324,12 @@ def stale(
 
     rows = []
     for record in records.stored(paper=paper):
-        name, experiment, profile = record.names
+        names = record.names
         state = record.compared(again=True)
         if everything or state.word == "stale":
-            again = catalogue.command(name, experiment, profile=profile)
-            rows.append(dict(record=f"{name}/{experiment}.{profile}", state=state.word, why=state.why, again=again))
+            again = catalogue.command(*names[:2], profile=names[2])
+            name = "{}/{}.{}".format(*names)
+            rows.append(dict(record=name, state=state.word, why=state.why, again=again))
     if rows or as_json:
         _print(rows, as_json)
 

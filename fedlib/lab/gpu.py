@@ -6,6 +6,7 @@ another, the command goes on: what the same code has found on the same device is
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import importlib
@@ -310,7 +311,8 @@ def gpu_summary(result: dict[str, Any]) -> str:
     lines += ["", "Fast?   Five local steps of each model, and whole rounds of Figure 1's CNN:"]
     timed = [*result.get("steps", []), *result.get("rounds", [])]
     lines += [f"        {_words(row)}" for row in timed]
-    lines += [f"        {what}: {way}" for what, way in result.get("convolutions", {}).items()]
+    ways = collections.Counter(result.get("convolutions", {}).values())
+    lines += [f"        convolutions {way}: of {n} shapes" for way, n in ways.most_common()]
     lines += ["", "Next?"]
     for row in result.get("records", []):
         state = f"{len(row['done'])} of {row['seeds']} seeds" + ", joined" * row["joined"]

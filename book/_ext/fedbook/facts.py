@@ -147,7 +147,8 @@ class ClaimsTable(Facts):
 
     def verdict(self, text: str) -> nodes.inline:
         """Return a finding, marked so that the style sheet can give it its sign and colour."""
-        return nodes.inline("", text, classes=["verdict", f"verdict-{nodes.make_id(text)}"])
+        kind = nodes.make_id(text.removesuffix(claims.NO_READING))
+        return nodes.inline("", text, classes=["verdict", f"verdict-{kind}"])
 
     def summary(self, rows: list[dict]) -> nodes.table:
         """Return a row a finding: how many claims, and each as a link that shows its scale."""
@@ -185,7 +186,7 @@ class ClaimsTable(Facts):
         for row in rows:
             link = self.to_card(row, classes=["fact-id"])
             where = nodes.paragraph(text=row["where"], classes=["fact-source"])
-            pill = nodes.paragraph("", "", self.verdict(row["finding"]))
+            pill = nodes.paragraph("", "", self.verdict(claims.finding_in_words(row)))
             tally = nodes.paragraph(text=row["tally"], classes=["fact-source"])
             name = [nodes.paragraph("", "", link), where]
             body.append([name, self.inline(row["statement"]), [pill, tally, *self.setting(row)]])
@@ -203,7 +204,8 @@ class ClaimsTable(Facts):
         head = nodes.paragraph("", "", self.anchored(row["id"], card), classes=["claim-head"])
         where = self.inline(row["where"])
         words = where[0].children if len(where) == 1 else where
-        head += [nodes.Text(" · "), nodes.inline("", "", *words), self.verdict(row["finding"])]
+        found = self.verdict(claims.finding_in_words(row))
+        head += [nodes.Text(" · "), nodes.inline("", "", *words), found]
         reported = self.inline(row["paper_reports"])
         theirs = _box("claim-paper", _label("The paper reports"), *reported)
         ours = _box("claim-ours", _label("We measure"), *self.measured(row["checks"]))

@@ -34,6 +34,7 @@ from fedlib.schema import CLOSED, Page, conform, read_toml
 
 FEWEST = 5  # seeds; from fewer there is no word on a sign or on sameness
 LEVEL = 0.95  # of an interval, together over the essential checks of a claim, or its controls
+NO_READING = ", confirmed in none"  # of the readings on which a finding depends
 
 DIFFERENCES = ("advantage", "during", "with_fewer_rounds", "saved")
 """Measures whose values are differences, so that a bound on one side is a threshold.
@@ -555,9 +556,10 @@ def own_in_words(row: dict[str, Any]) -> str:
 
 
 def finding_in_words(row: dict[str, Any]) -> str:
-    """Return a claim's finding; where it depends on the reading, whether one is confirmed."""
-    some = any(found.startswith(outcomes.CONFIRMED) for found in row["readings"].values())
-    return row["finding"] + ", confirmed in none" * (row["finding"] == READING and not some)
+    """Return a claim's finding; where it depends on the reading, whether one is borne out."""
+    borne_out = (outcomes.CONFIRMED, PROVED, outcomes.ARITHMETIC)
+    some = any(found.startswith(borne_out) for found in row["readings"].values())
+    return row["finding"] + NO_READING * (row["finding"] == READING and not some)
 
 
 def is_reproduced(row: dict[str, Any]) -> bool:

@@ -185,13 +185,16 @@ def brief(paper: str, out: str | Path | None = None) -> Finding | None:
 
 
 def first_of(row: dict, asked: str) -> dict | None:
-    """Return, of a judged claim's counted checks that ask ``asked``, the one with the most.
+    """Return, of a judged claim's checks that ask ``asked``, the one with the most.
 
-    It is None where none of them has a record. An estimate below zero says that even the best
-    is behind what all are compared with.
+    Controls are among them where they ask the same as a check that counts, of another run. It is
+    None where none has a record. An estimate below zero says that even the best is behind what all
+    are compared with.
     """
-    rows = [c for c in row["checks"] if asked in c["quantity"] and c["essential"]]
-    known = [c for c in rows if c["estimate"] is not None]
+    rows = [c for c in row["checks"] if asked in c["quantity"]]
+    counted = {c["quantity"].rpartition(": ")[0] for c in rows if c["essential"]}
+    same = (c for c in rows if c["quantity"].rpartition(": ")[0] in counted)
+    known = [c for c in same if c["estimate"] is not None]
     return max(known, key=lambda check: check["estimate"], default=None)
 
 
@@ -260,9 +263,10 @@ def _answered(paper: str, out: str | Path | None, entries: list[FindingEntry]) -
         results.append(
             Finding(
                 entry["question"], " ".join(sentences), told, setting,
-                entry["claim"], outcome, row["finding"],
+                entry["claim"], outcome, claims.finding_in_words(row),
                 scale.words(fields["scale"], fields["data"]), data, whole * (whole != setting),
-                {part["claim"]: judged[part["claim"]]["finding"] for part in entry.get("also", [])},
+                {part["claim"]: claims.finding_in_words(judged[part["claim"]])
+                 for part in entry.get("also", [])},
             )
         )  # fmt: skip
     return results

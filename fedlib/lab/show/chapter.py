@@ -214,7 +214,7 @@ class Chapter:
             setting = scale.sentence(row["scale"], row["data"])
             each = [f"Read as {name}: {word}." for name, word in row["readings"].items()]
             head = f"{row['id']}: {claims.finding_in_words(row).upper()}."
-            words = [head, *each, f"{row['tally'].capitalize()}.", setting]
+            words = [head, *each, row["tally"] and f"{row['tally'].capitalize()}.", setting]
             if own := claims.own_in_words(row):
                 words.append(f"{own}; by themselves: {row['own']['finding']}.")
             words.append(row["note"])

@@ -173,6 +173,11 @@ def beside(cell: Mapping[str, Any]) -> str:
     return f"or {first}" + f" or {len(more)} more" * bool(more)
 
 
+def firsts(said: pd.DataFrame) -> Counter[str]:
+    """Return in how many cells each method is best; one with few steps for all is the same one."""
+    return Counter(said["best"].str.removesuffix(", few steps"))
+
+
 def in_short(said: pd.DataFrame) -> str:
     """Return in two sentences which method is best in how many cells, and how often others may be.
 
@@ -181,7 +186,7 @@ def in_short(said: pd.DataFrame) -> str:
     said
         What :func:`cells` returns.
     """
-    first = ", ".join(f"{name} in {n}" for name, n in Counter(said["best"]).most_common())
+    first = ", ".join(f"{name} in {n}" for name, n in firsts(said).most_common())
     unsure = (~said["sure"]).sum()
     cells = f"Of {len(said)} cells, each a situation at one value of its knob, the best is {first}."
     return f"{cells} In {unsure} another cannot be told from it."
