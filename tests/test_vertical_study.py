@@ -279,15 +279,18 @@ def test_out_of_time_is_said_before_a_seed_is_begun(tmp_path):
 
 def test_slopes_of_speed_ups_by_hand():
     times = {1: 8.0, 2: 4.0, 4: 2.0, 8: 1.0}
-    told = {(r["metric"], r["parties"]): r["value"] for r in study.speed_up_rows("a", times, 30.0)}
+    rows = study.speed_up_rows("a", times, times, 30.0)
+    told = {(r["metric"], r["parties"]): r["value"] for r in rows}
     assert [told["speed-up", q] for q in times] == [1, 2, 4, 8]
     assert told["slope", 0] == told["slope from two", 0] == 1.0
     half = {1: 8.0, 2: 8.0, 4: 4.0}  # speed-up 1, 1, 2
-    rows = study.speed_up_rows("a", half, 30.0)
+    rows = study.speed_up_rows("a", half, half | {1: 16.0}, 30.0)
     told = {r["metric"]: r["value"] for r in rows if not r["parties"]}
     assert told["slope"] == pytest.approx((1 + 2 + 8) / (1 + 4 + 16))
     assert told["slope from two"] == pytest.approx((1 + 4) / (1 + 4))
-    lost = study.speed_up_rows("a", {1: math.inf, 2: 4.0, 4: math.inf}, 30.0)
+    assert told["slope, alone too"] == pytest.approx((1 + 4 + 16) / (1 + 4 + 16))
+    never = {1: math.inf, 2: 4.0, 4: math.inf}
+    lost = study.speed_up_rows("a", never, never, 30.0)
     told = {r["metric"]: r["value"] for r in lost if not r["parties"]}
     assert math.isnan(told["slope"]) and told["slope from two"] == pytest.approx(1 / 5)
 
@@ -304,6 +307,9 @@ def test_speed_up_is_of_simulated_times_with_no_party_slower_when_there_is_one()
     at = [row.time for row in run.rows if row.loss <= best + 0.05][0]
     assert time_of[1] == pytest.approx(at)
     assert time_of[2] < time_of[1]
+    slope = frame[frame["parties"] == 0].set_index("metric")["value"]
+    with_two = 5 * slope[["slope", "slope, alone too"]] - 1  # twice the speed-up of two parties
+    assert 1.3 < with_two["slope, alone too"] / with_two["slope"] < 1.5, "slow by 30 to 50 %"
 
 
 def test_straightness_is_one_for_an_exponential_and_low_for_noise():
@@ -443,9 +449,8 @@ def test_a_speed_up_of_noise_is_not_linear(monkeypatch):
     rng, slopes = np.random.default_rng(4), []
     for _ in range(10):
         times = dict(zip((1, 2, 4, 8, 12), np.exp(0.3 * rng.standard_normal(5)), strict=True))
-        told = {
-            r["metric"]: r["value"] for r in study.speed_up_rows("a", times, 1) if not r["parties"]
-        }
+        rows = study.speed_up_rows("a", times, times, 1)
+        told = {r["metric"]: r["value"] for r in rows if not r["parties"]}
         slopes.append(told["slope"])
     assert outcome_of(monkeypatch, claim, check, slopes) == OUTSIDE
 

@@ -554,7 +554,8 @@ def speedup(job: Job[Scaling]) -> Outcome:
     Rows have the column ``parties``. ``time``: of the first look at a gap of at most ``gap``;
     ``speed-up``: that of one party over it; ``slope``: of the straight line through 0 that fits
     the speed-up against the parties best; ``slope from two``: of the speed-up over two parties
-    against half the parties.
+    against half the parties; ``slope, alone too``: as ``slope``, where in a run with a slow party a
+    party that is alone is that one.
     """
     check_runs(job.settings)
     s, table = job.settings, read(job.settings)
@@ -568,30 +569,40 @@ def scaled(s: Scaling, table: AllRows, seed: int) -> list[dict[str, Any]]:
     step = -problem.gradient(zero)  # another start: a long step down from 0
     step /= max(float(np.linalg.norm(step)), FLOOR)
     best, rows = min(optimum(problem, zero), optimum(problem, step)), []
+
+    def timed(r: dict[str, Any], q: int, even: bool) -> float:
+        dealt = replace(problem, blocks=split_features(problem.d, q, seed))
+        result = simulated(
+            r, dealt, **lengths(r), seed=seed, active=min(r["active"], q), trees=up(r, dealt),
+            compute=costs(dealt, seed, even, s["parties"]), delays=LINKS[r["links"]],
+        )  # fmt: skip
+        return time_to(result.rows[1:], best + r["gap"])  # the start is no way there
+
     for run in s["runs"]:
-        r, times = {**s, **run}, {}
-        for q in s["parties_grid"]:
-            dealt = replace(problem, blocks=split_features(problem.d, q, seed))
-            even = q == 1 or r.get("even", False)
-            result = simulated(
-                r, dealt, **lengths(r), seed=seed, active=min(r["active"], q), trees=up(r, dealt),
-                compute=costs(dealt, seed, even, s["parties"]), delays=LINKS[r["links"]],
-            )  # fmt: skip
-            times[q] = time_to(result.rows[1:], best + r["gap"])  # the start is no way there
-        rows += speed_up_rows(run["run"], times, r["passes"])
+        r = {**s, **run}
+        even = r.get("even", False)
+        times = {q: timed(r, q, even or q == 1) for q in s["parties_grid"]}
+        alone = times if even else times | {1: timed(r, 1, even)}
+        rows += speed_up_rows(run["run"], times, alone, r["passes"])
     return rows
 
 
-def speed_up_rows(name: str, times: dict[int, float], passes: float) -> list[dict[str, Any]]:
-    """Return rows on times by the number of parties; a gap never reached has no speed-up."""
+def speed_up_rows(
+    name: str, times: dict[int, float], alone: dict[int, float], passes: float
+) -> list[dict[str, Any]]:
+    """Return rows on times by the number of parties; a gap never reached has no speed-up.
+
+    ``alone`` are the times where a party that is alone may be the slow one.
+    """
     base = dict(run=name, round=passes, split="speed-up")
     ratios = speed_up(times) if np.isfinite(times[1]) else dict.fromkeys(times, np.nan)
     rows = [base | dict(parties=q, metric="time", value=t) for q, t in times.items()]
     rows += [base | dict(parties=q, metric="speed-up", value=v) for q, v in ratios.items()]
-    for metric, first in (("slope", 1), ("slope from two", 2)):
+    slopes = ("slope", 1, times), ("slope from two", 2, times), ("slope, alone too", 1, alone)
+    for metric, first, found in slopes:
         slope = np.nan
-        if np.isfinite(times.get(first, np.inf)):
-            several = {q: t for q, t in times.items() if q >= first}
+        if np.isfinite(found.get(first, np.inf)):
+            several = {q: t for q, t in found.items() if q >= first}
             slope = slope_through_0(speed_up(several, first), first)
         rows.append(base | dict(parties=0, metric=metric, value=slope))
     return rows
