@@ -229,6 +229,11 @@ def test_a_sentence_with_two_readings_has_a_finding_for_each():
     agree = near + made(HOLDS, reading="far")
     assert claims.find(dict(kind="measured"), agree) == (
         "confirmed", {"near": "confirmed", "far": "confirmed"})  # fmt: skip
+    unsure = near + made(OPEN, reading="far")
+    assert claims.find(dict(kind="measured"), unsure) == (
+        "open in part", {"near": "confirmed", "far": "open"})  # fmt: skip
+    against = made(REVERSED, reading="near") + made(OPEN, reading="far")
+    assert claims.find(dict(kind="measured"), against)[0] == "depends on the reading"
     lacking = near + made(NO_RECORD, reading="far")
     assert claims.find(dict(kind="measured"), lacking)[0] == NO_RECORD
 

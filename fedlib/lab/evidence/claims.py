@@ -369,8 +369,10 @@ def _why(got: Measured, level: float, asked: Question, outcome: str) -> str:
 def find(claim: dict[str, Any], checks: list[Check]) -> tuple[str, dict[str, str]]:
     """Return a claim's finding, and that of each reading of its sentence.
 
-    Where readings disagree, the finding is that it depends on the reading. Where nothing could
-    have come out otherwise there are controls only, which are shown and not counted.
+    Where readings disagree, the finding is that it depends on the reading; where in none of them
+    anything speaks against the claim, and some checks cannot tell, they do not, and it is open in
+    part. Where nothing could have come out otherwise there are controls only, which are shown and
+    not counted.
     """
     essential = [check for check in checks if check.essential]
     if not essential and claim["kind"] != PROVED:
@@ -388,7 +390,10 @@ def find(claim: dict[str, Any], checks: list[Check]) -> tuple[str, dict[str, str
     several = set(each.values())
     if NO_RECORD in several:  # of one reading: then nobody knows whether it matters
         return NO_RECORD, (each if names else {})
-    return (several.pop() if len(several) == 1 else READING), (each if names else {})
+    if len(several) == 1:
+        return several.pop(), (each if names else {})
+    found = outcomes.finding(claim["kind"], [check.outcome for check in essential])
+    return (found if found == outcomes.OPEN_PART else READING), each
 
 
 def checks(paper: str, claim: str, out: str | Path | None = None) -> list[Check]:
