@@ -312,7 +312,7 @@ def gpu_summary(result: dict[str, Any]) -> str:
     timed = [*result.get("steps", []), *result.get("rounds", [])]
     lines += [f"        {_words(row)}" for row in timed]
     ways = collections.Counter(result.get("convolutions", {}).values())
-    lines += [f"        convolutions {way}: of {n} shapes" for way, n in ways.most_common()]
+    lines += [f"        convolutions of {n} shapes: {way}" for way, n in ways.most_common()]
     lines += ["", "Next?"]
     for row in result.get("records", []):
         state = f"{len(row['done'])} of {row['seeds']} seeds" + ", joined" * row["joined"]
