@@ -343,31 +343,36 @@ IDEAL = {"amplified": 0.3, "wait-minibatch": 0.4, "wait-full": 0.405, "matched-r
          "no-amplification": 0.6}  # fmt: skip
 
 
-def fig1(tmp_path, losses, profile="quick", **manifest):
-    """Store Figure 1 with these final losses (accuracy is one minus loss); judge GFA-C1."""
+def fig1(tmp_path, losses, profile="quick", like="", fidelity="canonical", **changed):
+    """Store Figure 1 with these final losses (accuracy is one minus loss); judge GFA-C1.
+
+    ``like`` is the profile whose settings the records have, by default their own, and ``changed``
+    are other settings.
+    """
     noise = 0.001 * np.arange(5)
     loss = curves({run: value + noise for run, value in losses.items()})
     accuracy = curves({r: 1 - v + noise for r, v in losses.items()}, "accuracy", "test")
-    settings = catalogue.settings(PAPER, "fig1-tuned", profile) | {"seeds": 5}
-    base = dict(
-        paper=PAPER, experiment="fig1-tuned", profile=profile, settings=settings,
-        seeds=[1, 2, 3, 4, 5],
-        fidelity="canonical", data={"file": "hash"}, device="CPU", date="2026-05-04T03:02:01",
-        commit="a" * 40, wall_seconds=1.0, diverged={}, versions={},
-        instructions="AVX2", small=None,
-        **freshness.present_code(settings),
-    )  # fmt: skip
-    records.save(tmp_path, pd.concat([loss, accuracy]), base | manifest)
+    for name in ("fig1", "fig1-tuned"):
+        settings = catalogue.settings(PAPER, name, like or profile) | {"seeds": 5} | changed
+        manifest = dict(
+            paper=PAPER, experiment=name, profile=profile, settings=settings,
+            seeds=[1, 2, 3, 4, 5],
+            fidelity=fidelity, data={"file": "hash"}, device="CPU", date="2026-05-04T03:02:01",
+            commit="a" * 40, wall_seconds=1.0, diverged={}, versions={},
+            instructions="AVX2", small=None,
+            **freshness.present_code(settings),
+        )  # fmt: skip
+        records.save(tmp_path, pd.concat([loss, accuracy]), manifest)
     (row,) = claims.judge(PAPER, tmp_path, ["GFA-C1"])
     return row
 
 
 def test_order_in_the_record_decides(tmp_path):
     row = fig1(tmp_path, IDEAL)
-    assert row["finding"] == "confirmed" and row["tally"].startswith("6 of 6 hold;")
+    assert row["finding"] == "confirmed" and row["tally"].startswith("20 of 20 hold;")
     assert row["profile"] == "quick" and row["record"].startswith("fig1-tuned.quick, ")
     swapped = IDEAL | {"amplified": IDEAL["no-amplification"], "no-amplification": 0.3}
-    assert fig1(tmp_path, swapped)["tally"].startswith("2 of 6 hold, 4 reversed;")
+    assert fig1(tmp_path, swapped)["tally"].startswith("4 of 20 hold, 16 reversed;")
     backwards = {run: -value for run, value in IDEAL.items()} | {"wait-full": -0.5}
     assert fig1(tmp_path, backwards)["finding"] == "contradicted"
 
@@ -378,13 +383,12 @@ def test_reproduced_takes_the_paper_s_scale_and_the_paper_s_data(tmp_path):
     assert (own["scale"], own["data"]) == ([], scale.THEIR_BYTES) and claims.is_reproduced(own)
     copy = fig1(tmp_path, IDEAL, "paper", fidelity="re-encoded")
     assert copy["data"] == scale.COPY and claims.is_reproduced(copy)
-    theirs = catalogue.settings(PAPER, "fig1-tuned", "paper") | {"seeds": 5}
-    assert fig1(tmp_path, IDEAL, "quick", settings=theirs)["scale"] == [], "whatever it is called"
-    other = fig1(tmp_path, IDEAL, "paper", settings=theirs | {"dataset": "cifar10"})
+    assert fig1(tmp_path, IDEAL, "quick", like="paper")["scale"] == [], "whatever it is called"
+    other = fig1(tmp_path, IDEAL, "paper", dataset="cifar10")
     assert other["data"] == scale.ANOTHER and not claims.is_reproduced(other)
-    digits = fig1(tmp_path, IDEAL, "paper", settings=theirs | {"dataset": "digits"})
+    digits = fig1(tmp_path, IDEAL, "paper", dataset="digits")
     assert digits["data"] == scale.SUBSTITUTE and not claims.is_reproduced(digits)
-    short = fig1(tmp_path, IDEAL, "paper", settings=theirs | {"rounds": 150_000, "looks": 3})
+    short = fig1(tmp_path, IDEAL, "paper", rounds=150_000, looks=3)
     assert short["scale"] == ["rounds: 150,000, the paper's: 300,000"]
     assert not claims.is_reproduced(short)
 
@@ -509,8 +513,7 @@ def test_who_does_not_write_down_the_paper_s_size_is_not_said_to_run_at_it(tmp_p
 
 
 def test_fewer_seeds_than_the_profile_asks_for_decide_nothing(tmp_path):
-    wanted = catalogue.settings(PAPER, "fig1-tuned", "quick") | {"seeds": 6}
-    row = fig1(tmp_path, IDEAL, settings=wanted)
+    row = fig1(tmp_path, IDEAL, seeds=6)
     assert row["finding"] == OPEN
     told = {check["why"] for check in row["checks"] if check["essential"]}
     assert told == {"5 seeds are fewer than 6"}
