@@ -298,6 +298,10 @@ FORMS = {
         "    def visit_Name(self, node):\n        return ONE",
         "return Part().visit(job)",
     ),
+    "a method that fedlib calls": (
+        "class Part:\n    def round(self):\n        return ONE",
+        "return Part",
+    ),
     "a registry gone through": (
         "def first():\n    return ONE\n\n\nALL = {'x': first}",
         "return [f() for f in ALL.values()]",

@@ -291,10 +291,10 @@ def _smallest(claim: dict[str, Any], check: dict[str, Any]) -> float:
             f"names no smallest difference that matters: smallest = {{ {key} = ... }}."
         )
     s, ratio = claim["smallest"][key], check["measure"] in RATIOS
-    if s <= ratio:
+    if not ratio < s < math.inf:
         raise FedlibError(
             f"Claim {claim.get('id')}: the smallest difference that matters is above 0, a factor "
-            f"above 1; got {key} = {s}."
+            f"above 1, and finite; got {key} = {s}."
         )
     return math.log(s) if ratio else s
 

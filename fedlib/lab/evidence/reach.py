@@ -209,8 +209,10 @@ class _Walk:
         while before != len(self.seen):  # what is added may ask for more
             before = len(self.seen)
             # A method is found by its name alone: whose object is before the dot, text cannot tell.
+            # Those of one's own classes count all: fedlib may call them, which is not walked here.
             for place, node in list(self.classes):
-                called = _called_by_others(self.homes, place.module, node)
+                theirs = place.module.split(".")[0] != "fedlib"
+                called = theirs or _called_by_others(self.homes, place.module, node)
                 for method in (n for n in node.body if isinstance(n, ast.FunctionDef)):
                     if called or method.name in self.attributes or method.name.startswith("__"):
                         self.part(place.module, f"{place.full}.{method.name}", method)
