@@ -570,7 +570,7 @@ data = ["mnist"]
 SOONER = """smallest = {{ time = 1.0 }}
 check = [{{ what = "w", asks = "{}", experiment = "e", measure = "sooner", with = {{ a = "a", b = "b", metric = "loss", split = "train", target = 1.0, t_comm = 1.0 }} }}]
 """  # noqa: E501
-NAN = """smallest = { loss = nan }
+NO_NUMBER = """smallest = { loss = nan }
 check = [{ what = "w", asks = "better", experiment = "e", measure = "advantage", with = { a = "a", b = "b", metric = "loss", split = "train" } }]
 """  # noqa: E501
 PERCENT = """smallest = { loss = 1.0 }
@@ -586,7 +586,7 @@ check = [{ what = "w", asks = "better", experiment = "e", measure = "advantage",
         ("data", 'expected = "mixed"\ndata', "finding in .*claim A-C1: 'mixed'"),
         ("data", SOONER.format("same") + "data", "a factor can be 'better' alone; got same"),
         ("data", SOONER.format("better") + "data", "above 1, and finite; got time = 1.0"),
-        ("data", NAN + "data", "above 1, and finite; got loss = nan"),
+        ("data", NO_NUMBER + "data", "above 1, and finite; got loss = nan"),
         ("data", PERCENT + "data", "claim A-C1: share is a part of the run, 0 to 1; got 10"),
     ],
 )

@@ -63,7 +63,8 @@ def present_code(settings: Mapping[str, Any]) -> dict[str, Any]:
     read = [settings, *(card.generator for card in sets), [card.format for card in sets]]
     words = {word for _, word in _strings(read)}
     kinds = [settings[key] for key in ("kind", "study") if key in settings]  # tuning runs another
-    kinds += sorted({name for key, name in _strings(settings) if key == "method" and ":" in name})
+    methods = {name for key, name in _strings(settings) if key == "method" and ":" in name}
+    kinds += sorted(name for name in methods if not name.startswith("__main__:"))
     return {
         "code": {k: v for kind in kinds for k, v in code(kind, words).items()},
         "cards": {card.name: _card_digest(card) for card in sets},
