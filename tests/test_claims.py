@@ -238,6 +238,18 @@ def test_a_sentence_with_two_readings_has_a_finding_for_each():
     assert claims.find(dict(kind="measured"), lacking)[0] == NO_RECORD
 
 
+@pytest.mark.parametrize(
+    ("found", "none"),
+    [(["contradicted", "open"], True), (["contradicted in part", "arithmetic"], False),
+     (["contradicted", "proved"], False), (["open", "confirmed in part"], False)],
+)  # fmt: skip
+def test_a_reading_that_holds_by_counting_is_borne_out(found, none):
+    row = {"finding": "depends on the reading", "readings": dict(enumerate(found))}
+    said = "depends on the reading" + ", confirmed in none" * none
+    assert claims.finding_in_words(row) == said
+    assert claims.finding_in_words(row | {"finding": "contradicted"}) == "contradicted"
+
+
 def test_controls_are_told_apart():
     controls = made(HOLDS) + made(HOLDS, OPEN, essential=False)
     assert claims.tally_checks(controls) == "1 of 1 holds; controls: 1 of 2 hold, 1 open"

@@ -232,3 +232,18 @@ def test_findings_of_the_book(name):
     for entry in tomllib.loads(page.read_text("utf-8"))["finding"]:
         for outcome in outcomes.OUTCOMES:
             assert "{" in entry.get(outcome, "{"), f"no number in '{entry['question']}', {outcome}"
+
+
+def test_the_first_is_one_of_all_that_are_asked_the_same_counted_or_not():
+    asked = [  # as of TDCD-C2, of which one number of steps counts, and another rate is a control
+        ("at 0.8, t = 100: Q = 10 sooner than Q = 1", 0.5, False),
+        ("at 0.8, t = 100: Q = 20 sooner than Q = 1", 0.9, False),
+        ("at 0.8, t = 100: Q = 30 sooner than Q = 1", 0.1, True),
+        ("at 0.8, t = 100, at one rate: Q = 30 sooner than Q = 1", 2.0, False),
+        ("at 0.8, t = 100: Q = 40 ends above Q = 1", 3.0, True),
+    ]
+    keys = ("quantity", "estimate", "essential")
+    row = {"checks": [dict(zip(keys, each, strict=True)) for each in asked]}
+    assert findings.first_of(row, "sooner than")["quantity"] == asked[1][0]
+    nothing = {"checks": [each | {"estimate": None} for each in row["checks"]]}
+    assert findings.first_of(nothing, "sooner than") is None
