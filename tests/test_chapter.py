@@ -137,7 +137,8 @@ def test_verdicts_and_claims(capsys, verdicts):
         for name, at in (("GFA-C6", "At the paper's own scale. "), ("GFA-C7", ""))
     )
     found = [check for name in ("GFA-C6", "GFA-C7") for check in claims.checks(PAPER, name)]
-    assert list(table["quantity"]) == [check.quantity for check in found]
+    told = [check.quantity + " (control)" * (not check.essential) for check in found]
+    assert list(table["quantity"]) == told
     shown = page.claims().data
     assert list(shown["finding"]) == [row["finding"] for row in judged.values()]
     at = dict(zip(shown["id"], shown["measured"], strict=True))
