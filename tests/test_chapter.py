@@ -140,7 +140,7 @@ def test_verdicts_and_claims(capsys, verdicts):
     told = [check.quantity + " (control)" * (not check.essential) for check in found]
     assert list(table["quantity"]) == told
     shown = page.claims().data
-    assert list(shown["finding"]) == [row["finding"] for row in judged.values()]
+    assert list(shown["finding"]) == [*map(claims.finding_in_words, judged.values())]
     at = dict(zip(shown["id"], shown["measured"], strict=True))
     assert at["GFA-C7"] == "" and at["GFA-C1"].startswith("Not at the paper's scale (")
 
