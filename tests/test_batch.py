@@ -6,6 +6,7 @@ import csv
 import gzip
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from fedlib.lab import batch
 from fedlib.lab.batch import grid as grids
 from fedlib.lab.batch import spread, store, units, work
 from fedlib.lab.cli import app
-from fedlib.lab.evidence import catalogue, experiments
+from fedlib.lab.evidence import catalogue, experiments, freshness, records
 
 STUDY = """
 import os, signal, time
@@ -207,6 +208,7 @@ def test_values_of_a_command_line():
         ({"set": FAR | {"experiment": "fra"}}, ["'fra'", "Did you mean 'far'"]),
         ({"set": {"paper": "march"}}, ["neither a notebook nor the experiment"]),
         ({"set": FAR | {"seed": -1}}, ["seed", "-1"]),
+        ({"set": FAR | {"seeds": 2}, "grid": {"seed": [1]}}, ["both 'seed' and 'seeds'"]),
         ({"set": FAR, "headline": {"run": "fats"}}, ["run in [headline]", "'fast'"]),
         ({"set": FAR, "grid": {"seconds": [1.0]}}, ["'seconds' is a column"]),
         ({"notebook": "not_there.ipynb"}, ["no notebook", "not_there.ipynb"]),
@@ -653,6 +655,65 @@ def test_a_picture_shows_means_and_reach(march, here, tmp_path):
     assert [s[:, 1].tolist() for s in bars.get_segments()] == [
         pytest.approx([0.35, 1.05]), pytest.approx([35, 105]),
     ]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_mean_over_the_jobs_that_did_not_diverge_is_no_point(march, here, tmp_path):
+    lost = 'value=float("inf") if seed == 3 and s["rate"] > 9 else s["rate"]'
+    (march / "a_march.py").write_text(STUDY.replace('value=s["rate"]', lost))
+    page = {"set": FAR, "grid": {"rate": [1.0, 100.0], "seed": [1, 3]}}
+    table = batch.run(page, tmp_path / "out", progress=False)
+    assert table["headline"].isna().tolist() == [False, False, False, True]
+    (axis,) = batch.plot(tmp_path / "out").axes
+    assert axis.containers[0][0].get_xdata().tolist() == [1.0]
+    assert "a job has no number: rate = 100.0" in axis.get_title()
+
+
+@pytest.mark.slow
+def test_other_code_is_another_job(march, here, tmp_path):
+    page = {"set": FAR, "grid": {"rate": [1.0]}}
+    before = batch.run(page, tmp_path / "out", progress=False)
+    (march / "a_march.py").write_text(STUDY.replace('value=s["rate"]', 'value=2 * s["rate"]'))
+    sys.modules.pop("a_march")
+    freshness.forget()
+    assert batch.status(tmp_path / "out")["headline"].tolist() == before["headline"].tolist()
+    after = batch.run(page, tmp_path / "out", progress=False)
+    assert after["headline"].tolist() == pytest.approx([2 * value for value in before["headline"]])
+
+
+@pytest.mark.parametrize(
+    ("returned", "words"),
+    [
+        ("rows", "a_march:walk returned list"),
+        ("Outcome(rows, {}, {})", "has no column 'run'"),
+        ("Outcome(pd.DataFrame(rows).drop(columns='split'), {}, {})", "has no column 'split'"),
+        ("Outcome(pd.DataFrame(rows)[:0], {}, {})", "has no rows"),
+    ],
+)
+def test_what_is_no_outcome_takes_no_record_s_place(march, tmp_path, returned, words):
+    call = dict(seeds=1, out=tmp_path / "out", progress=False)
+    kept = experiments.run("march", "far", "smoke", **call)
+    text = STUDY.replace("Outcome(pd.DataFrame(rows), {}, {})", returned)
+    (march / "a_march.py").write_text(text)
+    sys.modules.pop("a_march")
+    freshness.forget()
+    with pytest.raises(FedlibError, match=re.escape(words)):
+        experiments.run("march", "far", "smoke", replace=True, **call)
+    assert records.load("march", "far", "smoke", tmp_path / "out").frame.equals(kept.frame)
+
+
+def test_a_study_that_python_cannot_read_is_told(march, tmp_path):
+    (march / "a_march.py").write_text(STUDY + "\ndef more(:\n")
+    with pytest.raises(FedlibError, match=r"cannot be found .*a_march.py, line \d+"):
+        experiments.run("march", "far", "smoke", out=tmp_path / "out", progress=False)
+
+
+def test_a_folder_in_one_s_home_is_found(march, here, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    batch.run({"set": FAR}, "~/out", progress=False)
+    assert batch.collect("~/out") == tmp_path / "out" / "store" / "rows.csv.gz"
+    experiments.run("march", "far", "smoke", out="~/runs", progress=False)
+    assert records.load("march", "far", "smoke", tmp_path / "runs").manifest["seeds"] == [1, 2]
 
 
 # --- notebooks ------------------------------------------------------------------------------------

@@ -321,6 +321,31 @@ def test_an_algorithm_that_differs_within_a_long_array_has_a_checkpoint_of_its_o
         assert again.frame.equals(alone.frame) and torch.equal(again.state.x, alone.state.x)
 
 
+def test_a_checkpoint_of_other_code_is_refused(tmp_path):
+    """As when the cell with a class of one's own is mended and run again."""
+    kinds = []
+    for factor in (1, 2):
+
+        @dataclasses.dataclass(frozen=True)
+        class Mended(FedAvg):
+            def round(self, state, task, drawn, by=factor):
+                state, metrics = super().round(state, task, drawn)
+                return dataclasses.replace(state, x=by * state.x), metrics
+
+        kinds.append(Mended(pt.Full(N), 0.05))
+    trained("mended", tmp_path, algorithm=kinds[0])
+    with pytest.raises(FedlibError, match="belongs to another run, or to other code"):
+        trained("mended", tmp_path, algorithm=kinds[1])
+
+
+def test_a_checkpoint_of_another_measure_is_refused(tmp_path):
+    looks = [Evaluation(measure=lambda state, task, by=by: {("own", "t"): by * state.x[:, 0]})
+             for by in (1, 2)]  # fmt: skip
+    trained("own", tmp_path, algorithm=ALGORITHMS["amplified"], evaluation=looks[0])
+    with pytest.raises(FedlibError, match="belongs to another run"):
+        trained("own", tmp_path, algorithm=ALGORITHMS["amplified"], evaluation=looks[1])
+
+
 def test_every_flipped_bit_of_a_checkpoint_is_noticed(tmp_path):
     trained("amplified", tmp_path)
     path = tmp_path / "run.pt"

@@ -47,6 +47,14 @@ def test_standardised_by_the_training_rows():
     assert (data.x[:, 2] == 0).all() and data.mean[2] == 7 and data.std[2] == 0
 
 
+def test_numbers_far_from_zero_keep_what_sets_them_apart():
+    seconds = 1.7e9 + np.array([0, 1, 2, 3, 4, 5])  # which are one number in float32
+    data = from_frame(FRAME.assign(when=seconds, same=0.1), **CALL, standardise=True)
+    when, same = data.x[:, data.columns.index("when")], data.x[:, data.columns.index("same")]
+    assert np.allclose(when, (seconds - seconds.mean()) / seconds.std(), atol=1e-6)
+    assert (same == 0).all(), "a share that is the same for all"
+
+
 def test_each_client_holds_a_share_out():
     frame = pd.DataFrame({"who": np.repeat([30, 4, 200], [10, 1, 5]), "a": np.arange(16), "y": 0})
     data = from_frame(frame, "y", "who", test=0.3)

@@ -7,7 +7,7 @@ import pytest
 from scipy import sparse
 
 from fedlib import datasets
-from fedlib.engine import Checkpoint, FederatedDataset, Task, models, simulate
+from fedlib.engine import Checkpoint, Evaluation, FederatedDataset, Task, models, simulate
 from fedlib.errors import FedlibError
 from fedlib.lab.evidence import records
 from fedlib.lab.job import study
@@ -25,6 +25,7 @@ PARTS = [[0, 1, 2, 3], [4, 5, 6, 7]]
 DATA = FederatedDataset.build(X, Y, PARTS)
 TASK = Task(models.softmax(3, 2), DATA)
 COLUMNS = Problem(X, 2 * Y - 1, [[0], [1, 2]])
+SMALL = Task(models.softmax(2, 2), FederatedDataset.build(X[:, :2], Y, PARTS))
 ALGORITHM = FedAvg(Full(2), lr=0.1)
 
 
@@ -32,7 +33,31 @@ def tiered(**options):
     return TieredTask([models.linear(3)], [X], Y, [PARTS], **options)
 
 
+def returning(**methods):
+    """Return FedAvg with other methods, which return what they are given here."""
+    functions = {k: lambda self, *_, v=v: v(*_) if callable(v) else v for k, v in methods.items()}
+    return type("Own", (FedAvg,), functions)(Full(2), lr=0.1)
+
+
+def measured(values):
+    return lambda: simulate(ALGORITHM, TASK, 1, evaluation=Evaluation(measure=lambda *_: values))
+
+
 WRONG = {
+    "a round without metrics": (lambda: simulate(returning(round=lambda s, *_: s), TASK, 1),
+                                "and a dictionary"),
+    "a round that stays where it is": (
+        lambda: simulate(returning(round=lambda s, *_: (s, {})), TASK, 1), "Got t = 0 after 0"),
+    "models for a state": (
+        lambda: simulate(returning(init=np.zeros((1, 8))), TASK, 1), "has no x and seeds and t"),
+    "a state of another task": (
+        lambda: simulate(ALGORITHM, TASK, 1, state=ALGORITHM.init(SMALL, (0,))),
+        "models of 6 numbers, and the task's have 8"),
+    "a measure without a split": (measured({"loss": np.zeros(1)}), "got 'loss': [1]"),
+    "a measure of two runs for one": (
+        measured({("own", "loss"): np.zeros(2)}), "for each of 1 runs, [1]; got"),
+    "a number for a measure": (measured({("own", "loss"): 0.5}), "float"),
+    "no measure": (measured(None), "{(split, metric): values}"),
     "a device of another library": (lambda: FederatedDataset.build(X, Y, PARTS, device="gpu"),
                                     "device is 'cpu', or 'cuda'"),
     "a device that is not there": (lambda: DATA.to("cuda:99"), "device is 'cpu', or 'cuda'"),

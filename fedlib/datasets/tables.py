@@ -81,17 +81,22 @@ def from_frame(
     named = {label, client} | ({test} if isinstance(test, str) else set())
     features = [column for column in frame.columns if column not in named]
     check_numbers(frame, features)
-    x = frame[features].to_numpy(dtype=np.float32, na_value=np.nan)
+    x = frame[features].to_numpy(dtype=np.float64, na_value=np.nan)
     y, classes = _targets(frame[label])
     owner, names = pd.factorize(np.asarray(frame[client]), sort=True)
     is_test = _held_out(frame, test, owner, len(names), seed)
-    check_finite_columns(x, features)
     check_owners(names, owner[~is_test])
     mean = std = None
     check_flag("standardise", standardise)
     if standardise:
-        mean, std = x[~is_test].mean(0, dtype=np.float64), x[~is_test].std(0, dtype=np.float64)
-        x = ((x - mean) / np.where(std > 0, std, 1)).astype(np.float32)
+        check_finite_columns(x, features)
+        rows = x[~is_test]
+        varies = rows.max(0) > rows.min(0)
+        mean, std = np.where(varies, rows.mean(0), rows[0]), rows.std(0) * varies
+        x = (x - mean) / np.where(std > 0, std, 1)
+    with np.errstate(over="ignore"):  # what is too large is told
+        x = x.astype(np.float32)
+    check_finite_columns(x, features)
     parts = [np.flatnonzero(owner[~is_test] == n) for n in range(len(names))]
     test_x, test_y = (x[is_test], y[is_test]) if is_test.any() else (None, None)
     data = Table.build(x[~is_test], y[~is_test], parts, test_x, test_y, device=device)

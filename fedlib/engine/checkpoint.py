@@ -16,6 +16,7 @@ from fedlib.engine.checks import check_whole_number
 from fedlib.engine.protocols import S, State
 from fedlib.errors import FedlibError
 from fedlib.files import make_folder, open_regular, publish
+from fedlib.paths import expand
 
 LARGEST_CHECKPOINT = 1 << 36  # bytes that a checkpoint may have
 MARK = b"fedlib checkpoint, SHA-256 of what follows the line: "
@@ -32,7 +33,8 @@ class Checkpoint:
     ----------
     path
         The file; a simulation goes on from it if it exists and belongs to the same algorithm, task,
-        start and schedule. None saves nothing.
+        start, schedule and measure, the code of their own classes included, though not of all that
+        these call. None saves nothing.
     every
         Save every so many rounds and after the last; 0 does not, and only goes on from a file.
     until
@@ -50,6 +52,8 @@ class Checkpoint:
 
     def __post_init__(self) -> None:
         check_whole_number("every", self.every, 0)
+        if self.path is not None:
+            object.__setattr__(self, "path", expand(self.path, "The path"))
 
     def due(self, done: int, last: bool) -> bool:
         """Say whether to save after so many rounds, or the last."""
@@ -90,7 +94,7 @@ def restore(path: str | Path, state: S, label: str, algorithm: str) -> tuple[S, 
         ) from error
     if saved["label"] != label:
         raise FedlibError(
-            f"Checkpoint {path} belongs to another run.\n"
+            f"Checkpoint {path} belongs to another run, or to other code.\n"
             f"  found:    {saved['label']}, {saved.get('algorithm', '')}\n"
             f"  expected: {label}, {algorithm}\nDelete it or choose another file."
         )

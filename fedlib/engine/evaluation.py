@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedlib.engine.checks import check_whole_number
 from fedlib.engine.protocols import State, TaskLike
 from fedlib.errors import FedlibError
+from fedlib.files import digest
 
 Measures = dict[tuple[str, str], Tensor]  # values [R] by split and metric
 
@@ -64,7 +66,9 @@ class Evaluation:
     def of(self, state: State, task: TaskLike, names: Sequence[str]) -> Measures:
         """Measure all models; those of one name together, whatever else is in the batch."""
         if self.measure is not None:
-            return self.measure(state, task)
+            measured = self.measure(state, task)
+            check_measured(measured, len(names))
+            return measured
         together = [[r for r, n in enumerate(names) if n == name] for name in dict.fromkeys(names)]
         values = {}
         for split in self.named:
@@ -82,4 +86,17 @@ class Evaluation:
 
     def __str__(self) -> str:
         when = f"every {self.every}" if self.at is None else f"at {sorted({*self.at})}"
-        return f"{when} on {self.named}, limit {self.limit}"
+        own = f", measure {digest(self.measure)[:16]}" if self.measure else ""
+        return f"{when} on {self.named}, limit {self.limit}{own}"
+
+
+def check_measured(measured: Any, runs: int) -> None:
+    """Refuse what a measure of one's own returned, unless it has a value for every run."""
+    for key, values in measured.items() if isinstance(measured, Mapping) else [(None, measured)]:
+        pair = isinstance(key, tuple) and len(key) == 2
+        if not pair or not hasattr(values, "tolist") or np.shape(values) != (runs,):
+            shape = [*np.shape(values)] if hasattr(values, "tolist") else type(values).__name__
+            raise FedlibError(
+                "measure(state, task) returns {(split, metric): values}, one value for each of "
+                f"{runs} runs, [{runs}]; got {key!r}: {shape}."
+            )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import time
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from typing import Any, Generic
 
@@ -116,6 +117,7 @@ def simulate(
         raise FedlibError(f"There is no round {latest} to look after: {rounds} rounds are run.")
     seeds, look, keep = checked_seeds(seeds), evaluation or Evaluation(), checkpoint or Checkpoint()
     state = algorithm.init(task, seeds) if state is None else state
+    check_state(state, task)
     runs, first, label = _named(name, state.seeds), state.t, ""
     rows: TidyRows = []
     diverged: Diverged = {}
@@ -123,7 +125,7 @@ def simulate(
         if not keep.every and keep.until is None and not Path(keep.path).exists():
             raise FedlibError("This saves nothing. Say how often: Checkpoint(path, every=10).")
         label = (
-            f"{name!r}: {type(algorithm).__name__} {digest(algorithm)[:16]} from {first} for "
+            f"{name!r}: {type(algorithm).__name__} {_digest_with_code(algorithm)} from {first} for "
             f"{rounds} rounds, seeds {state.seeds}, models {tuple(state.x.shape)}, evaluated "
             f"{look}, task {_digest(task)}, start {digest(list(state_fields(state).values()))[:16]}"
         )
@@ -139,7 +141,7 @@ def simulate(
             measure(state)
         luck = ahead(algorithm, state, task, first + rounds - state.t)
         while state.t < first + rounds and len(diverged) < len(state.seeds):
-            state, metrics = algorithm.round(state, task, *next(luck))
+            state, metrics = _next(algorithm.round(state, task, *next(luck)), state)
             for callback in callbacks:
                 callback(state, metrics)
             done = state.t - first
@@ -170,6 +172,32 @@ def check_options(state: Any, evaluation: Any, callbacks: Any, name: Any, checkp
             raise FedlibError(f"{option} is {asked}; got {value!r}.")
 
 
+def check_state(state: Any, task: Any) -> None:
+    """Refuse what ``init`` returned, or a caller gave, unless it is a state that fits the task."""
+    lacks = [name for name in ("x", "seeds", "t") if not hasattr(state, name)]
+    if lacks or isinstance(state, type) or not is_dataclass(state):
+        raise FedlibError(
+            "A state, which init(task, seeds) returns, is a dataclass with the models x, the seeds "
+            f"and the round t; got {type(state).__name__}, which has no "
+            f"{' and '.join(lacks) or 'fields'}."
+        )
+    ours = state.x.shape[-1]  # type: ignore[attr-defined]  # it has one, as we have seen
+    if (size := getattr(task, "size", ours)) != ours:
+        raise FedlibError(f"The state has models of {ours} numbers, and the task's have {size}.")
+
+
+def _next(made: Any, before: State) -> tuple[Any, dict[str, Any]]:
+    """Return what a round returned, if it is the next state and what there is to tell."""
+    whole = isinstance(made, tuple) and len(made) == 2 and isinstance(made[1], Mapping)
+    if whole and getattr(made[0], "t", None) == before.t + 1:
+        return made
+    got = f"t = {getattr(made[0], 't', 'none')} after {before.t}" if whole else type(made).__name__
+    raise FedlibError(
+        "round(state, task) returns a state whose t is one larger, and a dictionary: "
+        f"(replace(state, x=x, t=state.t + 1), {{}}). Got {got}."
+    )
+
+
 def _named(name: str | Sequence[str], seeds: Sequence[int]) -> list[tuple[str, int]]:
     """Return the name and the seed of every run, which together occur once."""
     names = [name] * len(seeds) if isinstance(name, str) else list(name)
@@ -193,6 +221,13 @@ def _record(
             rows.append(row | dict(split=split, metric=metric, value=v))
             if not abs(v) < float("inf"):
                 diverged.setdefault((run, seed), state.t)
+
+
+def _digest_with_code(algorithm: Any) -> str:
+    """Return a digest of an algorithm's fields and of its class's own functions and its bases'."""
+    kinds = [kind for kind in type(algorithm).__mro__ if kind is not object]
+    code = [f for kind in kinds for f in vars(kind).values() if inspect.isfunction(f)]
+    return digest(algorithm, code)[:16]
 
 
 def _digest(task: TaskLike) -> str:

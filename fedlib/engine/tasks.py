@@ -166,9 +166,10 @@ class Task:
             Use a fixed, evenly spread subset of at most this many samples. Each counts as much as
             without a limit; so with ``"clients"`` a small client's few may outweigh all others'.
         average
-            ``"samples"``: over all samples of the split pooled, whoever holds them. ``"clients"``:
-            each client's mean over its own samples first, then the plain mean over the clients,
-            f of the theorems; the test split then needs ``test_parts``.
+            ``"samples"``: over all samples of the split pooled, whoever holds them, and those that
+            nobody holds. ``"clients"``: each client's mean over its own samples first, then the
+            plain mean over the clients, f of the theorems; the test split then needs
+            ``test_parts``.
 
         Returns
         -------

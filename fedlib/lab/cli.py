@@ -347,6 +347,9 @@ def check(
     wrong = 0
     for name in [paper] if paper else catalogue.papers():
         for experiment in catalogue.experiment_names(name):
+            if "smoke" not in catalogue.profiles(name, experiment):
+                typer.echo(f"{name} {experiment}: it has no profile 'smoke', so nothing to compare")
+                continue
             with tempfile.TemporaryDirectory() as place:
                 differs = experiments.check_again(name, experiment, place, progress=False)
             typer.echo(f"{name} {experiment}: {differs or 'the same'}")

@@ -91,7 +91,7 @@ def study(kind: str) -> Callable[[Job], Outcome]:
     module, _, name = kind.partition(":")
     try:
         return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
+    except (ImportError, AttributeError, SyntaxError, ValueError) as error:
         raise FedlibError(
             f"The study '{kind}' cannot be found ({error}). A kind is 'package.module:function', "
             "and the package has to be installed or on PYTHONPATH."

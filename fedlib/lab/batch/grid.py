@@ -15,7 +15,7 @@ from typing import Any, NotRequired
 
 from fedlib.errors import FedlibError, unknown
 from fedlib.files import digest
-from fedlib.lab.evidence import catalogue, experiments
+from fedlib.lab.evidence import catalogue, experiments, freshness
 from fedlib.schema import Page, conform, read_toml
 
 JOB_KEYS = ("paper", "experiment", "profile", "seeds", "seed", "device")
@@ -204,6 +204,8 @@ def _experiment(
             raise
         raise FedlibError(f"{source}: {what}") from error
     s = catalogue.change(catalogue.settings(paper, experiment, profile), changes)
+    if "seed" in asked and "seeds" in asked:
+        raise FedlibError(f"{source} gives both 'seed' and 'seeds': give one of the two.")
     which = [asked["seed"]] if "seed" in asked else asked.get("seeds")
     seeds = experiments.choose_seeds(s, which)
     device = asked.get("device", "cpu")
@@ -212,7 +214,8 @@ def _experiment(
     runs = [run["run"] for run in s.get("runs", [])]
     if "run" in headline and runs and headline["run"] not in runs:
         raise unknown("run in [headline]:", headline["run"], runs)
-    name = _id([paper, experiment, profile, s, seeds, device])
+    code = freshness.present_code(s)["code"]  # a job of other code is another job
+    name = _id([paper, experiment, profile, s, seeds, device, code])
     headline = {"metric": "loss", "split": "train", **headline}
     return BatchJob(
         name, axes, "", {}, paper, experiment, profile, seeds, device, changes, headline

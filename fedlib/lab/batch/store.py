@@ -15,6 +15,7 @@ from fedlib import files
 from fedlib.errors import FedlibError, unknown
 from fedlib.lab.batch import work
 from fedlib.lab.batch.grid import COLUMNS, BatchJob
+from fedlib.paths import expand
 
 PAGE = "jobs.json"
 TICKS = 8  # values of an axis that are written out
@@ -35,7 +36,7 @@ def jobs(folder: str | Path) -> list[BatchJob]:
     FedlibError
         When it is no folder of a batch.
     """
-    page = Path(folder) / PAGE
+    page = expand(folder, "The folder") / PAGE
     try:
         entries = json.loads(page.read_text("utf-8"))
         return [BatchJob(**{**job, "seeds": tuple(job["seeds"])}) for job in entries]
@@ -56,7 +57,7 @@ def status(folder: str | Path) -> pd.DataFrame:
 
 def write_table(folder: str | Path, table: pd.DataFrame) -> None:
     """Keep a table as ``jobs.csv``."""
-    files.publish(Path(folder) / "jobs.csv", table.to_csv(index=False).encode())
+    files.publish(expand(folder, "The folder") / "jobs.csv", table.to_csv(index=False).encode())
 
 
 def job_table(folder: str | Path) -> pd.DataFrame:
@@ -68,9 +69,9 @@ def job_table(folder: str | Path) -> pd.DataFrame:
         ``job``, its id; a column for each axis; ``status``: done, failed or waiting; ``seconds``;
         ``headline``; ``why`` it failed.
     """
-    rows, every = [], jobs(folder)
+    rows, every, folder = [], jobs(folder), expand(folder, "The folder")
     for job in every:
-        state = {"why": ""} | work.state(Path(folder), job)
+        state = {"why": ""} | work.state(folder, job)
         columns = {key: state[key] for key in COLUMNS[1:]}
         rows.append({"job": job.id, **_values(job, every), **columns})
     return pd.DataFrame(rows)
@@ -117,7 +118,7 @@ def collect(folder: str | Path) -> Path:
     FedlibError
         When no job of an experiment is finished.
     """
-    folder, frames, pages, every = Path(folder), [], {}, jobs(folder)
+    folder, frames, pages, every = expand(folder, "The folder"), [], {}, jobs(folder)
     if all(job.notebook for job in every):
         raise FedlibError(f"The jobs in {folder} are notebooks, which have no rows to collect.")
     for job in every:
@@ -151,7 +152,8 @@ def plot(folder: str | Path, x: str | None = None, by: str | None = None) -> Any
     ----------
     x, by
         Names of axes; default: the first two with more than one value, seeds left aside. Points
-        are means over all other axes, bars their smallest and largest value.
+        are means over all other axes, bars their smallest and largest value. A point is left out,
+        and named in the title, when a finished job of it has no headline, as one that diverged.
 
     Returns
     -------
@@ -176,8 +178,9 @@ def plot(folder: str | Path, x: str | None = None, by: str | None = None) -> Any
     free = [n for n in axes if table[n].nunique() > 1 and n not in ("seed", "seeds", x, by)]
     x = x or (free.pop(0) if free else (axes or [None])[0])
     by = by or (free.pop(0) if free else None)
-    table = table.dropna(subset="headline")
-    if table.empty or x is None:
+    lost = (table["status"] == work.DONE) & table["headline"].isna()
+    table = table[lost | table["headline"].notna()]
+    if lost[table.index].all() or x is None:
         why = lacking(folder) or "no job has one, or none has an axis."
         raise FedlibError(f"There is no headline to draw in {folder}: {why}")
     figure, axis = plt.subplots()
@@ -185,6 +188,7 @@ def plot(folder: str | Path, x: str | None = None, by: str | None = None) -> Any
     for value, look in plotting.sweep(values, f"{by} = {{}}").items():
         part = table[table[by] == value] if by else table
         ends = part.groupby(x)["headline"].agg(["mean", "min", "max"])
+        ends = ends.drop(part.loc[part["headline"].isna(), x].unique())
         reach = [ends["mean"] - ends["min"], ends["max"] - ends["mean"]]
         label = look.label if by else None
         axis.errorbar(ends.index, ends["mean"], yerr=reach, capsize=3, label=label, **look.line)
@@ -197,6 +201,11 @@ def plot(folder: str | Path, x: str | None = None, by: str | None = None) -> Any
         axis.set_xticks(ticks, [f"{v:g}" for v in ticks])
     first = jobs(folder)[0]
     axis.set(xlabel=x, ylabel="headline" if first.notebook else f"{_name(first)}, at the end")
+    if lost.any():
+        without = table.loc[lost[table.index], [x, *[by] * bool(by)]].drop_duplicates()
+        points = [", ".join(f"{k} = {v}" for k, v in row.items()) for _, row in without.iterrows()]
+        named = "; ".join(points[:3]) + f" and {len(points) - 3} more" * (len(points) > 3)
+        axis.set_title(f"not drawn, a job has no number: {named}", size="small")
     if by:
         axis.legend()
     return figure

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy
+import pandas as pd
 import torch
 
 import fedlib
@@ -26,7 +27,7 @@ from fedlib.lab import locks
 from fedlib.lab.evidence import ages, catalogue, claims, duration, freshness, records, tuning
 from fedlib.lab.evidence.catalogue import profiles, settings
 from fedlib.lab.evidence.records import Record
-from fedlib.lab.job import Job, study
+from fedlib.lab.job import Job, Outcome, study
 
 MOST_SEEDS = 10_000  # side by side
 
@@ -150,6 +151,7 @@ def run(
             worked += time.process_time() - busy
             if folder.is_dir():
                 files.publish(folder / "seconds", f"{seconds:.3f} {worked:.3f}".encode())
+        check_outcome(outcome, s["kind"])
         manifest = {
             "paper": paper,
             "experiment": experiment,
@@ -173,6 +175,25 @@ def run(
         for left in home.glob(f".{experiment}.{profile}.*/"):  # of earlier code or settings, too
             shutil.rmtree(left, ignore_errors=True)
         return records.load(paper, experiment, profile, out)
+
+
+def check_outcome(outcome: Any, kind: str) -> None:
+    """Refuse what a study returned, unless a record can be made of it."""
+    if not isinstance(outcome, Outcome):
+        raise FedlibError(
+            f"A study returns Outcome(frame, diverged, hashes); {kind} returned "
+            f"{type(outcome).__name__}."
+        )
+    frame, wanted = outcome.frame, ["run", "seed", "split", "metric", "value"]
+    columns = list(frame.columns) if isinstance(frame, pd.DataFrame) else []
+    lacks = [f"column '{name}'" for name in wanted if name not in columns]
+    if not lacks and frame.empty:
+        lacks = ["rows"]
+    if lacks:
+        raise FedlibError(
+            f"The frame of an Outcome is a table with the columns {', '.join(wanted)}, a number a "
+            f"row; that of {kind} has no {lacks[0]}."
+        )
 
 
 def _check_place(page: Path, s: dict[str, Any], seeds: tuple[int, ...]) -> None:

@@ -18,6 +18,7 @@ import hashlib
 import importlib.util
 import sys
 import sysconfig
+import tokenize
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -589,7 +590,9 @@ def _file(module: str) -> Path | None:
 def _module(module: str) -> Module:
     """Read a module: definitions, imports, and the other statements of its top level."""
     definitions, imports, others = {}, [], []
-    for node in _parsed(_file(module).read_text("utf-8")).body:
+    with tokenize.open(_file(module)) as page:  # in the encoding that it names
+        text = page.read()
+    for node in _parsed(text).body:
         names = _defined(node)
         if isinstance(node, ast.Import | ast.ImportFrom):
             imports.append(node)

@@ -185,7 +185,7 @@ def folder(paper: str, out: str | Path | None = None) -> Path:
         ``out/PAPER``; where ``out`` is a folder of papers, such as ``data/papers``, it is
         ``out/PAPER/results``. Default: where the paper itself keeps its records.
     """
-    home = paths.paper_folder(paper) if out is None else Path(out) / paper
+    home = paths.paper_folder(paper) if out is None else paths.expand(out, "out") / paper
     return home / "results" if os.path.isfile(home / "experiments.toml") else home
 
 

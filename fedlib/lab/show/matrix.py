@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -233,7 +233,8 @@ def enter(
     names
         Situations; default is all.
     seeds
-        How many runs are judged by, at least; default is the profile's. Tuning has its own.
+        How many runs are judged by, at least; default is the profile's. Tuning has its own. Methods
+        are compared over the seeds that the book's record has, too.
     say
         Is given a line for each cell.
     progress
@@ -290,12 +291,21 @@ def enter(
             continue
         own = ends(lambda n: records.load(PAPER, n, profile, home), [name])
         book = ends(lambda n: records.load(PAPER, n, profile), [name])
+        own, book = _of_the_same_seeds(own, book)
         if own["method"].iloc[0] in set(book["method"]):  # another of the same name
             own["method"] = method
         tables += [both := pd.concat([book, own], ignore_index=True)]
         for line in _lines(both, own["method"].iloc[0]):
             say(line)
     return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=ENDS)
+
+
+def _of_the_same_seeds(own: pd.DataFrame, book: pd.DataFrame) -> Iterator[pd.DataFrame]:
+    """Yield two tables of :func:`ends` with the seeds that both have."""
+    same = own["each"].iloc[0].index.intersection(book["each"].iloc[0].index)
+    for table in (own, book):
+        each = [values[same] for values in table["each"]]
+        yield table.assign(each=each, accuracy=[values.mean() for values in each])
 
 
 def _pair(name: str, seeds: int | None) -> list[tuple[str, dict[str, Any], int | None]]:
