@@ -20,7 +20,16 @@ import torch
 import fedlib
 from fedlib import datasets, paths
 from fedlib.errors import FedlibError
-from fedlib.lab.evidence import catalogue, claims, experiments, freshness, measures, records, tuning
+from fedlib.lab.evidence import (
+    ages,
+    catalogue,
+    claims,
+    experiments,
+    freshness,
+    measures,
+    records,
+    tuning,
+)
 from fedlib.lab.job import Job
 from fedlib.lab.studies import participation as studies
 from fedlib.papers.vertical import load_columns
@@ -234,7 +243,16 @@ def test_making_a_record_again_makes_no_rule_older(tmp_path, monkeypatch):
     early = first.manifest | {"date": "2026-01-02T03:04:05+00:00", "wall_seconds": 65.0}
     records.save(tmp_path, first.frame, early)
     for seeds in ([7], [8]):
-        assert make(seeds=seeds).manifest["looked"] == "2026-01-02T03:03:00+00:00"
+        again = make(seeds=seeds)
+        assert again.manifest["looked"] == "2026-01-02T03:03:00+00:00"
+    (claim,) = (c for c in claims.claims_of("mine") if c["id"] in again.manifest["rules"])
+    assert ages.of("mine", claim, [again])["text"] == "older", "it is what it was at the first look"
+    page = home / "claims.toml"
+    page.write_text(page.read_text().replace("bounds = [0.0, 0.02]", "bounds = [0.0, 0.03]"))
+    claims._read.cache_clear()
+    (claim,) = (c for c in claims.claims_of("mine") if c["id"] == claim["id"])
+    for record in (again, make(seeds=[9])):
+        assert ages.of("mine", claim, [record])["text"] == "younger", "it was changed since"
     book = experiments.run(PAPER, "figB2", "quick", seeds=[7], out=tmp_path, progress=False)
     assert book.manifest["looked"] < first.manifest["date"], "the book has a record of it"
 

@@ -175,13 +175,14 @@ def check_options(state: Any, evaluation: Any, callbacks: Any, name: Any, checkp
 def check_state(state: Any, task: Any) -> None:
     """Refuse what ``init`` returned, or a caller gave, unless it is a state that fits the task."""
     lacks = [name for name in ("x", "seeds", "t") if not hasattr(state, name)]
-    if lacks or isinstance(state, type) or not is_dataclass(state):
+    whole = is_dataclass(state) and not isinstance(state, type) and not lacks
+    if not whole:
         raise FedlibError(
             "A state, which init(task, seeds) returns, is a dataclass with the models x, the seeds "
             f"and the round t; got {type(state).__name__}, which has no "
             f"{' and '.join(lacks) or 'fields'}."
         )
-    ours = state.x.shape[-1]  # type: ignore[attr-defined]  # it has one, as we have seen
+    ours = state.x.shape[-1]
     if (size := getattr(task, "size", ours)) != ours:
         raise FedlibError(f"The state has models of {ours} numbers, and the task's have {size}.")
 

@@ -158,7 +158,7 @@ def _give(unit: Unit, job: BatchJob, whole: Record, mine: dict[str, str], folder
     manifest = m | {
         "settings": job.settings, "seeds": list(job.seeds), "diverged": diverged,
         **{key: round(m[key] / len(unit.jobs), 1) for key in ("wall_seconds", "cpu_seconds")},
-        **ages.looked(job.paper, job.experiment, job.profile, place(folder, job)),
+        **ages.earlier(job.paper, job.experiment, job.profile, place(folder, job)),
         **freshness.present_code(job.settings), **({"beside": beside} if beside else {}),
     }  # fmt: skip
     records.save(place(folder, job), rows.reset_index(drop=True), manifest)

@@ -184,17 +184,33 @@ def rules(paper: str, experiment: str) -> dict[str, RuleHashes]:
     }
 
 
-def looked(paper: str, experiment: str, profile: str, out: str | Path) -> dict[str, str]:
-    """Return when a record of an experiment was first looked at, as ``looked``, if one was.
+def earlier(paper: str, experiment: str, profile: str, out: str | Path) -> dict[str, Any]:
+    """Return what earlier records of an experiment say, for one about to be made in a folder.
 
-    That of a record about to be made at a profile, in a folder: making it again makes no rule
-    older. Nothing for a smoke run.
+    Returns
+    -------
+    dict
+        ``looked``, when the first was looked at: making a record again makes no rule older. And
+        ``stood``, by claim, since when a record has had its rule as it is: nor younger. Neither
+        where there is none, or for a smoke run.
     """
-    dates = []
+    dates, stood, now = [], {}, rules(paper, experiment)
     for place, kind in itertools.product((out, None), catalogue.PROFILES):
-        if record := records.find(paper, experiment, kind, place):
-            dates += records.look_dates(record.manifest)
-    return {"looked": min(dates)} if dates and profile != "smoke" else {}
+        record = records.find(paper, experiment, kind, place)
+        if record and (looks := records.look_dates(record.manifest)):
+            dates += looks
+            for name, since in _stood(record.manifest, looks[0]).items():
+                if record.manifest["rules"][name]["text"] == now.get(name, {}).get("text"):
+                    stood[name] = min(since, stood.get(name, since))
+    if not dates or profile == "smoke":
+        return {}
+    return {"looked": min(dates), **({"stood": stood} if stood else {})}
+
+
+def _stood(manifest: Mapping[str, Any], began: str) -> dict[str, str]:
+    """Return since when each rule has stood that a record keeps: its run, or an earlier one."""
+    kept = {name for name, rule in manifest.get("rules", {}).items() if isinstance(rule, dict)}
+    return dict.fromkeys(kept, began) | manifest.get("stood", {})
 
 
 def _stamp(seconds: float) -> str:
@@ -232,7 +248,7 @@ def of(paper: str, claim: Mapping[str, Any], judged_by: Iterable[Record]) -> dic
     looks += [look for m in manifests for look in records.look_dates(m)]
     since = [entry["since"]] if entry.get("hash") == now else []
     since += [
-        records.look_dates(m)[0]
+        _stood(m, records.look_dates(m)[0])[claim["id"]]
         for m, rule in zip(manifests, rules, strict=True)
         if rule.get("text") == now and m["profile"] != "smoke"
     ]

@@ -126,7 +126,7 @@ def run(
     how = (s, numbers, place, tuned, *[tf32] * (place == "cuda"))
     mark = freshness.short_digest([repr(how), present["code"], present["cards"]])
     folder = home / f".{experiment}.{profile}.{mark}"
-    rules, looked = ages.rules(paper, experiment), ages.looked(paper, experiment, profile, out)
+    rules, earlier = ages.rules(paper, experiment), ages.earlier(paper, experiment, profile, out)
     commit, (before, worked) = _commit(), _seconds(folder)
     used = tuning.apply(s, tuned["chosen"]) if tuned else s
     job = Job(used, numbers, place, folder, progress, until=until)
@@ -164,7 +164,7 @@ def run(
             "fidelity": _fidelity(present["cards"]) if outcome.hashes else "none",
             "diverged": outcome.diverged,
             "rules": rules,
-            **looked,
+            **earlier,
             "small": _small(paper, experiment),
             **({"tuning": tuned} if tuned else {}),
             **present,

@@ -60,6 +60,7 @@ class Manifest(Page):
         dict[str, RuleHashes | str]
     ]  # by claim; once one hash of text and code together
     looked: NotRequired[str]  # when an earlier record of the experiment was first looked at
+    stood: NotRequired[dict[str, str]]  # by claim, since when one has had the same rule
     tuning: NotRequired[dict[str, Any]]
     device: str
     instructions: str
