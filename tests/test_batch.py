@@ -602,6 +602,7 @@ def test_commands(march, here, tmp_path):
     plan = call(app, ["batch", "run", grid, "--out", out, "--dry-run"])
     assert plan.exit_code == 0 and "march far.smoke" in plan.stdout
     assert "\n4 jobs to run" in plan.stdout
+    assert plan.stderr.count("[far] itself has no 'mood'") == 1
     assert not Path(out).exists()
     ran = call(app, ["batch", "run", grid, "--out", out, "--set", "pause=0"])
     assert ran.exit_code == 1 and "2 done, 2 failed" in ran.stdout

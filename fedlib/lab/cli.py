@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -175,14 +175,10 @@ def run(
     Interrupted, it goes on when started again.
     """
     from fedlib.lab.batch.grid import assignments
-    from fedlib.lab.evidence import ages, catalogue, duration, experiments
+    from fedlib.lab.evidence import ages, duration, experiments
 
     def announce(plan: duration.Plan) -> None:
-        for name in catalogue.added(s, values):
-            typer.echo(
-                f"Note: [{experiment}] itself has no '{name}'. It changes a run only where the "
-                "other settings ask for it.", err=True,
-            )  # fmt: skip
+        _note_added(experiment, s, values)
         expected = duration.expect(plan, lambda text: typer.echo(text, err=True))
         typer.echo(expected, err=True)
         asks = expected.left > duration.HOUR and not yes and _somebody_is_there()
@@ -399,6 +395,17 @@ def gpu(
     whole.run(minutes, out, device, profile, tf32, typer.echo)
 
 
+def _note_added(experiment: str, s: Mapping[str, Any], changes: Mapping[str, Any]) -> None:
+    """Say which changed settings the experiment itself does not have."""
+    from fedlib.lab.evidence import catalogue
+
+    for name in catalogue.added(s, changes):
+        typer.echo(
+            f"Note: [{experiment}] itself has no '{name}'. It changes a run only where the "
+            "other settings ask for it.", err=True,
+        )  # fmt: skip
+
+
 Folder = Annotated[Path, _place("The folder of the batch.", typer.Argument)]
 
 
@@ -426,10 +433,15 @@ def batch_run(
     from fedlib.lab.batch.grid import assignments
     from fedlib.lab.batch.spread import remaining
     from fedlib.lab.batch.units import describe_units, plan
+    from fedlib.lab.evidence import catalogue
 
     values = assignments(changes or [])
+    jobs = batch.read_grid(grid, values)
+    kinds = {(job.paper, job.experiment, job.profile): job for job in jobs if not job.notebook}
+    for names, job in kinds.items():
+        _note_added(job.experiment, catalogue.settings(*names), job.changes)
     if dry_run:
-        todo = plan(batch.read_grid(grid, values), workers, shard)
+        todo = plan(jobs, workers, shard)
         left = [part for unit in todo for part in remaining(unit, out, retry)]
         if left:
             _print(describe_units(left), False)
