@@ -382,6 +382,21 @@ def test_a_young_record_tells_by_itself(checkout, monkeypatch):
     assert checkout.age(monkeypatch, made, told=NOTHING)["text"] == "younger"
 
 
+def test_a_first_look_before_the_parts_of_a_joined_record_makes_no_rule_older(
+    checkout, monkeypatch
+):
+    checkout.commit("10:00", RULE)
+    parts = record("11:00", rules=rules_of(checkout, monkeypatch), joined=["one", "other"])
+    early = "2026-01-01T09:00:00+00:00"
+    for looked, stood, word in (
+        ("2026-01-01T10:30:00+00:00", {"TOY-C1": "2026-01-01T10:30:00+00:00"}, "older"),
+        (early, {"TOY-C1": "2026-01-01T10:30:00+00:00"}, "younger"),
+        (early, {}, "younger"),  # of a time when parts were not asked
+    ):
+        made = parts | {"looked": looked, "stood": stood}
+        assert checkout.age(monkeypatch, made, told=NOTHING)["text"] == word
+
+
 def test_a_rule_edited_after_the_file_was_made_is_as_young_as_now(checkout, monkeypatch):
     made = record("11:00")
     checkout.commit("10:00", RULE)

@@ -199,18 +199,12 @@ def earlier(paper: str, experiment: str, profile: str, out: str | Path) -> dict[
         record = records.find(paper, experiment, kind, place)
         if record and (looks := records.look_dates(record.manifest)):
             dates += looks
-            for name, since in _stood(record.manifest, looks[0]).items():
+            for name, since in records.stood(record.manifest).items():
                 if record.manifest["rules"][name]["text"] == now.get(name, {}).get("text"):
                     stood[name] = min(since, stood.get(name, since))
     if not dates or profile == "smoke":
         return {}
     return {"looked": min(dates), **({"stood": stood} if stood else {})}
-
-
-def _stood(manifest: Mapping[str, Any], began: str) -> dict[str, str]:
-    """Return since when each rule has stood that a record keeps: its run, or an earlier one."""
-    kept = {name for name, rule in manifest.get("rules", {}).items() if isinstance(rule, dict)}
-    return dict.fromkeys(kept, began) | manifest.get("stood", {})
 
 
 def _stamp(seconds: float) -> str:
@@ -248,7 +242,7 @@ def of(paper: str, claim: Mapping[str, Any], judged_by: Iterable[Record]) -> dic
     looks += [look for m in manifests for look in records.look_dates(m)]
     since = [entry["since"]] if entry.get("hash") == now else []
     since += [
-        _stood(m, records.look_dates(m)[0])[claim["id"]]
+        records.stood(m)[claim["id"]]
         for m, rule in zip(manifests, rules, strict=True)
         if rule.get("text") == now and m["profile"] != "smoke"
     ]

@@ -387,6 +387,16 @@ def look_dates(manifest: Mapping[str, Any]) -> list[str]:
     return [*began_at, *filter(None, [manifest.get("looked")])]
 
 
+def stood(manifest: Mapping[str, Any]) -> dict[str, str]:
+    """Return since when each rule that a record keeps has stood, as far as the record knows.
+
+    Since its run began; of a joined record that does not say when its parts did, since it ended.
+    """
+    kept = {name for name, rule in manifest.get("rules", {}).items() if isinstance(rule, dict)}
+    looks = [] if "joined" in manifest else look_dates(manifest)
+    return dict.fromkeys(kept, [*looks, manifest["date"]][0]) | manifest.get("stood", {})
+
+
 def _to_the_end(frame: pd.DataFrame, diverged: Mapping[str, Mapping[str, int]]) -> pd.DataFrame:
     """Give seeds that diverged the rounds of those beside them: alone they had ended."""
     more = []
@@ -444,6 +454,7 @@ def join(
     rules = {claim: rule for claim, rule in first.get("rules", {}).items()
              if all(m.get("rules", {}).get(claim) == rule for m in every)}  # fmt: skip
     looked = [look for m in every for look in look_dates(m)]
+    since = {claim: min(stood(m).get(claim, m["date"]) for m in every) for claim in rules}
 
     def each(key: str, tables: Sequence[Mapping[str, str]]) -> str:
         return " and ".join(dict.fromkeys(table.get(key, "?") for table in tables))
@@ -452,7 +463,8 @@ def join(
     manifest = first | {key: each(key, every) for key in ("commit", "device", "instructions")} | {
         "seeds": sorted(seeds), "diverged": diverged,
         "versions": {key: each(key, versions) for key in first["versions"]},
-        "rules": rules, **({"looked": min(looked)} if looked else {}),
+        "rules": rules, **({"stood": since} if since else {}),
+        **({"looked": min(looked)} if looked else {}),
         **{key: round(sum(m[key] for m in every), 1)
            for key in ("wall_seconds", "cpu_seconds") if all(key in m for m in every)},
         "date": max(m["date"] for m in every), "joined": [m["rows"] for m in every],
