@@ -249,6 +249,18 @@ def test_what_the_printed_delays_of_a_figure_mean(figure):
         assert counts.round_length(groups, server, S)[0] == pytest.approx(length, rel=1e-3)
 
 
+def test_thirty_seven_percent_is_the_saving_of_the_other_panel():
+    """At equal time; rounds are drawn here, from the delays as the text prints them."""
+    rng, draws = np.random.default_rng(1), 20_000
+    steps = 0.01 * 15 + 0.85 + rng.exponential(0.001 * 15 + 0.085, (2, 60, draws))  # of two groups
+    clock = steps.cumsum(1)
+    ends = {S: np.take_along_axis(clock, (clock < S).sum(1, keepdims=True), 1).max((0, 1)).mean()
+            for S in (0, 20)}  # fmt: skip
+    saved = {shift: 1 - (ends[0] + shift + 0.4 * 2 + 0.2) / (ends[20] + shift + 0.4 * 2 + 0.2)
+             for shift in (10, 30)}  # fmt: skip
+    assert saved[10] == pytest.approx(0.616, abs=0.005) and 0.37 < saved[30] < 0.385
+
+
 def test_figures_10_to_12_with_our_choices():
     pair = [ShiftedExponential(1.0, 0.1), ShiftedExponential(7.0, 0.7)]
     assert [counts.moments(law, 8.0)[0] for law in pair] == pytest.approx([7.87, 1.76], rel=2e-3)
