@@ -495,10 +495,14 @@ def local_steps() -> Iterator[str]:
 
     told = []
     for row in (row for row in judged("tiers") if row["id"] in LOCAL_STEPS):
-        best = findings.first_of(row, "sooner than")
-        run = best["quantity"].rpartition(": ")[2].split(" sooner")[0]
-        steps = f"{run}, {best['size']} as fast as Q = 1" if best["estimate"] > 0 else "Q = 1"
-        told.append(f"{LOCAL_STEPS[row['id']]} {steps} ({{ref}}`{row['id']}`)")
+        first, readings = [], [*row["readings"]] or [""]
+        for reading in readings:
+            checks = [c for c in row["checks"] if c["reading"] in (reading, "")]
+            best = findings.first_of(row | {"checks": checks}, "sooner than")
+            run = best["quantity"].rpartition(": ")[2].split(" sooner")[0]
+            steps = f"{run}, {best['size']} as fast as Q = 1" if best["estimate"] > 0 else "Q = 1"
+            first.append(steps + f" with {reading}" * (len(readings) > 1))
+        told.append(f"{LOCAL_STEPS[row['id']]} {', or '.join(first)} ({{ref}}`{row['id']}`)")
     yield f"First to reach the target in our smaller experiments: {'; '.join(told)}."
 
 

@@ -661,13 +661,17 @@ def test_a_picture_shows_means_and_reach(march, here, tmp_path):
 @pytest.mark.slow
 def test_a_mean_over_the_jobs_that_did_not_diverge_is_no_point(march, here, tmp_path):
     lost = 'value=float("inf") if seed == 3 and s["rate"] > 9 else s["rate"]'
-    (march / "a_march.py").write_text(STUDY.replace('value=s["rate"]', lost))
+    told = '{r["run"]: {r["seed"]: 2} for r in rows if r["value"] > 1e9}'
+    text = STUDY.replace('value=s["rate"]', lost).replace("(rows), {}", f"(rows), {told}")
+    (march / "a_march.py").write_text(text)
     page = {"set": FAR, "grid": {"rate": [1.0, 100.0], "seed": [1, 3]}}
     table = batch.run(page, tmp_path / "out", progress=False)
     assert table["headline"].isna().tolist() == [False, False, False, True]
+    assert table["why"].tolist() == ["", "", "", "diverged"]
     (axis,) = batch.plot(tmp_path / "out").axes
     assert axis.containers[0][0].get_xdata().tolist() == [1.0]
-    assert "a job has no number: rate = 100.0" in axis.get_title()
+    title = axis.get_title("left") + axis.get_title()  # as the style has it
+    assert "a job has no number: rate = 100.0" in title
 
 
 @pytest.mark.slow
@@ -679,6 +683,10 @@ def test_other_code_is_another_job(march, here, tmp_path):
     freshness.forget()
     assert batch.status(tmp_path / "out")["headline"].tolist() == before["headline"].tolist()
     after = batch.run(page, tmp_path / "out", progress=False)
+    made = batch.collect(tmp_path / "out").parent / "manifests"
+    (made / "of-a-job-that-was.json").write_text("{}")
+    batch.collect(tmp_path / "out")
+    assert [path.stem for path in made.iterdir()] == after["job"].tolist()
     assert after["headline"].tolist() == pytest.approx([2 * value for value in before["headline"]])
 
 
@@ -689,6 +697,8 @@ def test_other_code_is_another_job(march, here, tmp_path):
         ("Outcome(rows, {}, {})", "has no column 'run'"),
         ("Outcome(pd.DataFrame(rows).drop(columns='split'), {}, {})", "has no column 'split'"),
         ("Outcome(pd.DataFrame(rows)[:0], {}, {})", "has no rows"),
+        ("Outcome(pd.DataFrame(rows), {}, None)", "hashes of an Outcome is {part: SHA-256}"),
+        ("Outcome(pd.DataFrame(rows), [], {})", "diverged of an Outcome is {run: {seed: round}}"),
     ],
 )
 def test_what_is_no_outcome_takes_no_record_s_place(march, tmp_path, returned, words):
@@ -705,7 +715,7 @@ def test_what_is_no_outcome_takes_no_record_s_place(march, tmp_path, returned, w
 
 def test_a_study_that_python_cannot_read_is_told(march, tmp_path):
     (march / "a_march.py").write_text(STUDY + "\ndef more(:\n")
-    with pytest.raises(FedlibError, match=r"cannot be found .*a_march.py, line \d+"):
+    with pytest.raises(FedlibError, match=r"Python cannot read .*a_march.*line \d+"):
         experiments.run("march", "far", "smoke", out=tmp_path / "out", progress=False)
 
 

@@ -321,21 +321,51 @@ def test_an_algorithm_that_differs_within_a_long_array_has_a_checkpoint_of_its_o
         assert again.frame.equals(alone.frame) and torch.equal(again.state.x, alone.state.x)
 
 
-def test_a_checkpoint_of_other_code_is_refused(tmp_path):
-    """As when the cell with a class of one's own is mended and run again."""
-    kinds = []
-    for factor in (1, 2):
+MINE = """
+import dataclasses
+import torch
+from fedlib.papers.fedavg import FedAvg
 
-        @dataclasses.dataclass(frozen=True)
-        class Mended(FedAvg):
-            def round(self, state, task, drawn, by=factor):
-                state, metrics = super().round(state, task, drawn)
-                return dataclasses.replace(state, x=by * state.x), metrics
+def pull(x):
+    return 1 * x
 
-        kinds.append(Mended(pt.Full(N), 0.05))
-    trained("mended", tmp_path, algorithm=kinds[0])
+@dataclasses.dataclass(frozen=True)
+class Mine(FedAvg):
+    damp = 2
+
+    @staticmethod
+    def half(x):
+        return 3 * x
+
+    @property
+    def share(self):
+        return 4
+
+    def round(self, state, task, drawn):
+        state, metrics = super().round(state, task, drawn)
+        return dataclasses.replace(state, x=pull(self.half(self.damp * self.share * state.x))), {}
+
+class Net(torch.nn.Linear):
+    def forward(self, x):
+        return 5 * super().forward(x)
+"""
+
+
+@pytest.mark.parametrize("mended", "12345")
+def test_a_checkpoint_of_other_code_is_refused(mended, tmp_path):
+    """As when one's own file is mended and run again."""
+
+    def call(text):
+        scope = {"__name__": "mine"}
+        exec(text, scope)  # as a file that is imported
+        task = Task(Model(scope["Net"](6, 3)), data)
+        return simulate(scope["Mine"](pt.Full(2), 0.05), task, 4, **options)
+
+    data = FederatedDataset.build(np.ones((4, 6), np.float32), np.arange(4) % 3, [[0, 1], [2, 3]])
+    options = dict(checkpoint=Checkpoint(tmp_path / "run.pt", 2), progress=False)
+    assert call(MINE).frame.equals(call(MINE).frame), "the same file again"
     with pytest.raises(FedlibError, match="belongs to another run, or to other code"):
-        trained("mended", tmp_path, algorithm=kinds[1])
+        call(MINE.replace(f" {mended}", " 7"))
 
 
 def test_a_checkpoint_of_another_measure_is_refused(tmp_path):

@@ -55,6 +55,16 @@ def test_numbers_far_from_zero_keep_what_sets_them_apart():
     assert (same == 0).all(), "a share that is the same for all"
 
 
+def test_large_whole_numbers_are_not_made_one():
+    visits = FRAME.assign(visit=20240101000000 + np.arange(len(FRAME)))
+    with pytest.raises(
+        FedlibError, match="'visit' has 6 different numbers, of which float32 makes 1"
+    ):
+        from_frame(visits, **CALL)
+    data = from_frame(visits, **CALL, standardise=True)
+    assert len(data.x[:, data.columns.index("visit")].unique()) == 6
+
+
 def test_each_client_holds_a_share_out():
     frame = pd.DataFrame({"who": np.repeat([30, 4, 200], [10, 1, 5]), "a": np.arange(16), "y": 0})
     data = from_frame(frame, "y", "who", test=0.3)

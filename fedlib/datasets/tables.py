@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 import numpy as np
 import pandas as pd
 import torch
@@ -94,9 +96,9 @@ def from_frame(
         varies = rows.max(0) > rows.min(0)
         mean, std = np.where(varies, rows.mean(0), rows[0]), rows.std(0) * varies
         x = (x - mean) / np.where(std > 0, std, 1)
-    with np.errstate(over="ignore"):  # what is too large is told
-        x = x.astype(np.float32)
+    wide, x = x, _narrowed(x)
     check_finite_columns(x, features)
+    check_apart(wide, x, features)
     parts = [np.flatnonzero(owner[~is_test] == n) for n in range(len(names))]
     test_x, test_y = (x[is_test], y[is_test]) if is_test.any() else (None, None)
     data = Table.build(x[~is_test], y[~is_test], parts, test_x, test_y, device=device)
@@ -151,6 +153,10 @@ def check_columns(frame: pd.DataFrame, label: str, client: str, test: float | st
         raise FedlibError(f"Columns {twice} come twice. Give every column a name of its own.")
     if not len(frame):
         raise FedlibError("The table has no rows.")
+    for what, name in (("label", label), ("client", client), ("test", test)):
+        if not isinstance(name, Hashable):
+            kind = type(name).__name__
+            raise FedlibError(f"{what} is the name of a column of the table; got a {kind}.")
     for name in (label, client, *([test] if isinstance(test, str) else [])):
         if name not in frame.columns:
             raise unknown("column", str(name), map(str, frame.columns))
@@ -183,6 +189,23 @@ def check_finite_columns(x: np.ndarray, columns: list[str]) -> None:
             f"Columns {wrong} have values that are missing, infinite or too large for float32. "
             "Fill them, frame.fillna(...), or drop these rows, frame.dropna()."
         )
+
+
+def _narrowed(x: np.ndarray) -> np.ndarray:
+    """Return numbers as float32; what is too large for it is infinite."""
+    with np.errstate(over="ignore"):
+        return x.astype(np.float32)
+
+
+def check_apart(wide: np.ndarray, x: np.ndarray, columns: list[str]) -> None:
+    """Refuse columns of large numbers of which float32 makes fewer than half as many."""
+    for n in np.flatnonzero(np.abs(wide).max(0) > 1 << 24):
+        before, after = len(np.unique(wide[:, n])), len(np.unique(x[:, n]))
+        if after < before / 2:
+            raise FedlibError(
+                f"Column '{columns[n]}' has {before:,} different numbers, of which float32 makes "
+                f"{after:,}. Take standardise=True, subtract the smallest, or drop the column."
+            )
 
 
 def check_owners(names: np.ndarray, owner: np.ndarray) -> None:

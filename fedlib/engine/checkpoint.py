@@ -33,8 +33,8 @@ class Checkpoint:
     ----------
     path
         The file; a simulation goes on from it if it exists and belongs to the same algorithm, task,
-        start, schedule and measure, the code of their own classes included, though not of all that
-        these call. None saves nothing.
+        start, schedule and measure: to the code of its classes, and of functions in their modules
+        that these call, and not of what is elsewhere. None saves nothing.
     every
         Save every so many rounds and after the last; 0 does not, and only goes on from a file.
     until

@@ -26,7 +26,7 @@ from torch.nn.parameter import is_lazy
 from fedlib.engine.checks import check_rows
 from fedlib.engine.rng import GOLDEN, scrambled, stream
 from fedlib.errors import FedlibError
-from fedlib.files import digest
+from fedlib.files import digest, own_code
 
 Forward = Callable[[dict[str, Tensor], Tensor], Tensor]
 DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
@@ -170,9 +170,10 @@ class Model:
         return module
 
     def digest(self) -> str:
-        """Return a SHA-256 of the architecture and of what all copies share."""
+        """Return a SHA-256 of the architecture, its code, and of what all copies share."""
         shared = [value for _, value in sorted(self._constants.items())]
-        return digest(repr(self.module), {**self.shapes, **self.buffers}, shared)
+        code = [own_code(kind) for kind in dict.fromkeys(map(type, self.module.modules()))]
+        return digest(repr(self.module), {**self.shapes, **self.buffers}, shared, code)
 
     def dtype(self, x: Tensor) -> torch.dtype:
         """Return the type of a row that meets features ``x``: theirs, or for integers its own."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
@@ -20,7 +19,7 @@ from fedlib.engine.evaluation import Evaluation, Measures
 from fedlib.engine.pilot import few_rounds
 from fedlib.engine.protocols import Algorithm, K, S, State, TaskLike
 from fedlib.errors import FedlibError
-from fedlib.files import digest
+from fedlib.files import digest, own_code
 
 Callback = Callable[[Any, dict[str, Any]], None]
 
@@ -225,10 +224,8 @@ def _record(
 
 
 def _digest_with_code(algorithm: Any) -> str:
-    """Return a digest of an algorithm's fields and of its class's own functions and its bases'."""
-    kinds = [kind for kind in type(algorithm).__mro__ if kind is not object]
-    code = [f for kind in kinds for f in vars(kind).values() if inspect.isfunction(f)]
-    return digest(algorithm, code)[:16]
+    """Return a digest of an algorithm's fields and of the code of its class."""
+    return digest(algorithm, own_code(type(algorithm)))[:16]
 
 
 def _digest(task: TaskLike) -> str:

@@ -91,7 +91,9 @@ def study(kind: str) -> Callable[[Job], Outcome]:
     module, _, name = kind.partition(":")
     try:
         return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, SyntaxError, ValueError) as error:
+    except SyntaxError as error:
+        raise FedlibError(f"Python cannot read the study '{kind}': {error}.") from error
+    except (ImportError, AttributeError, ValueError) as error:
         raise FedlibError(
             f"The study '{kind}' cannot be found ({error}). A kind is 'package.module:function', "
             "and the package has to be installed or on PYTHONPATH."

@@ -135,6 +135,8 @@ def collect(folder: str | Path) -> Path:
     if not frames:
         raise FedlibError(f"No experiment in {folder} is finished: there are no rows to collect.")
     home = files.make_folder(folder / "store" / "manifests")
+    for other in {path.stem for path in home.glob("*.json")} - {*pages}:
+        (home / f"{other}.json").unlink()
     for name, page in pages.items():
         files.publish(home / f"{name}.json", page.encode())
     packed = io.BytesIO()

@@ -33,10 +33,12 @@ def state(folder: Path, job: BatchJob) -> dict[str, Any]:
     """Return what is known of a job: ``status``, ``seconds``, ``headline`` and, if failed, why."""
     try:
         stored = json.loads((place(folder, job) / "state.json").read_text("utf-8"))
-        done = stored["status"] == DONE
-        if done and not job.notebook:
-            record(folder, job)
-        return stored | {"headline": headline(folder, job) if done else None}
+        if stored["status"] != DONE:
+            return stored | {"headline": None}
+        number = headline(folder, job)
+        lost = not job.notebook and record(folder, job).manifest["diverged"]
+        why = {"why": "diverged"} if lost and number is None else {}
+        return stored | {"headline": number} | why
     except (OSError, ValueError, KeyError, FedlibError):  # never begun, or not to be read
         return {"status": WAITING, "seconds": None, "headline": None}
 

@@ -184,6 +184,11 @@ def check_outcome(outcome: Any, kind: str) -> None:
             f"A study returns Outcome(frame, diverged, hashes); {kind} returned "
             f"{type(outcome).__name__}."
         )
+    for name, kinds in (("diverged", Mapping), ("hashes", str)):
+        value = getattr(outcome, name)
+        if not (isinstance(value, Mapping) and all(isinstance(v, kinds) for v in value.values())):
+            asked = "{run: {seed: round}}" if kinds is Mapping else "{part: SHA-256}"
+            raise FedlibError(f"{name} of an Outcome is {asked}; that of {kind} is {value!r}.")
     frame, wanted = outcome.frame, ["run", "seed", "split", "metric", "value"]
     columns = list(frame.columns) if isinstance(frame, pd.DataFrame) else []
     lacks = [f"column '{name}'" for name in wanted if name not in columns]

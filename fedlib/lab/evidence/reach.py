@@ -25,6 +25,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from fedlib.errors import FedlibError
+
 BORDER = frozenset(
     (
         "fedlib.errors",
@@ -590,9 +592,13 @@ def _file(module: str) -> Path | None:
 def _module(module: str) -> Module:
     """Read a module: definitions, imports, and the other statements of its top level."""
     definitions, imports, others = {}, [], []
-    with tokenize.open(_file(module)) as page:  # in the encoding that it names
-        text = page.read()
-    for node in _parsed(text).body:
+    try:
+        with tokenize.open(_file(module)) as page:  # in the encoding that it names
+            text = page.read()
+        body = _parsed(text).body
+    except (SyntaxError, UnicodeDecodeError) as error:
+        raise FedlibError(f"Python cannot read {_file(module)}: {error}.") from error
+    for node in body:
         names = _defined(node)
         if isinstance(node, ast.Import | ast.ImportFrom):
             imports.append(node)

@@ -155,7 +155,8 @@ class Record:
     def provenance(self) -> str:
         """Return two lines for readers: what was run on what, how fresh, when, with which code."""
         m = self.manifest
-        data = m["settings"].get("dataset", "several sets")
+        one = [*m["data"]][0] if len(m["data"]) == 1 else "several sets"
+        data = m["settings"].get("dataset", one)
         card = cards.card(data) if m["data"] and "dataset" in m["settings"] else None
         if card and card.stands_in_for and not any(file.urls for file in card.files):
             data += ", a substitute"  # a set that is fetched may be what the paper has itself
