@@ -374,6 +374,7 @@ def test_a_young_record_tells_by_itself(checkout, monkeypatch):
     made = record("11:00", rules=rules)
     age = checkout.age(monkeypatch, made, told=NOTHING)
     assert (age["text"], age["code"]) == ("older", "same")
+    assert "than the first look that is known here" in ages.age_in_words(age)
     seen = made | {"looked": "2026-01-01T09:00:00+00:00"}
     assert checkout.age(monkeypatch, seen, told=NOTHING)["text"] == "younger", (
         "one was there before"

@@ -293,7 +293,8 @@ def age_in_words(age: Mapping[str, str]) -> str:
         since = f"since {day['since']}" if age["since"] else "changed of late"
         if "" < age["first"] < min(age["since"] or age["first_look"], age["first_look"]):
             since += f"; another form since {day['first']}"
-        line = f"The rule's text is {age['text']} than the first look ({since}; "
+        known = "" if age["first"] else " that is known here"  # where there is no history
+        line = f"The rule's text is {age['text']} than the first look{known} ({since}; "
         line += f"first look {day['first_look']})."
         if age["text"] == YOUNGER and "" < age["since"] < age["anew"]:
             line += f" It is older than the first run with the present settings ({day['anew']})."
