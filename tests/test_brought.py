@@ -98,7 +98,7 @@ def test_a_small_file_goes_all_the_way_to_a_finding(tmp_path, monkeypatch):
                 file[f"examples/f{writer:04d}/label"] = rng.integers(0, 62, n)
     changes = {"dataset": "femnist", "model": ["softmax", 784, 62], "time": 60.0}
     with pytest.warns(UserWarning, match="unverified"):
-        for name in ("rates-8", "fig8"):
+        for name in ("rates-8", "fig8", "fig8-one-rate"):
             experiments.run("hierarchy", name, "smoke", out=tmp_path / "runs", progress=False,
                             device="cpu", changes=changes)  # fmt: skip
     (row,) = claims.judge("hierarchy", tmp_path / "runs", ["HFL-C8"])
