@@ -721,6 +721,8 @@ def test_a_study_that_python_cannot_read_is_told(march, tmp_path):
 
 def test_a_folder_in_one_s_home_is_found(march, here, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "grid.toml").write_text("set = { paper = 'march', experiment = 'far' }")
+    assert batch.read_grid("~/grid.toml")[0].experiment == "far"
     batch.run({"set": FAR}, "~/out", progress=False)
     assert batch.collect("~/out") == tmp_path / "out" / "store" / "rows.csv.gz"
     experiments.run("march", "far", "smoke", out="~/runs", progress=False)

@@ -16,6 +16,7 @@ from typing import Any, NotRequired
 from fedlib.errors import FedlibError, unknown
 from fedlib.files import digest
 from fedlib.lab.evidence import catalogue, experiments, freshness
+from fedlib.paths import expand
 from fedlib.schema import Page, conform, read_toml
 
 JOB_KEYS = ("paper", "experiment", "profile", "seeds", "seed", "device")
@@ -114,10 +115,10 @@ def read_grid(
         home, source = Path(), "The grid"
         page = conform(dict(grid), GridPage, source)
     else:
-        home, source = Path(grid).parent, str(grid)
-        if not Path(grid).is_file():
+        file, source = expand(grid, "The grid"), str(grid)
+        if not file.is_file():
             raise FedlibError(f"There is no file {grid}.")
-        page = read_toml(Path(grid), GridPage)
+        home, page = file.parent, read_toml(file, GridPage)
     axes, same, changes = page.get("grid", {}), page.get("set", {}), dict(changes or {})
     if empty := [name for name, values in axes.items() if not values]:
         raise FedlibError(f"{source}: the axis '{empty[0]}' has no values.")
