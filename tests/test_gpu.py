@@ -288,7 +288,7 @@ def test_no_experiment_of_the_book_is_forgotten():
         if "tuned" in s:
             assert found.index((paper, s["tuned"])) < found.index((paper, name))
     deep = [catalogue.settings(*names, "paper").get("model", [""])[0] for names in found]
-    assert deep[-4:] == ["resnet18"] * 4 and "resnet18" not in deep[:-4]
+    assert deep[-6:] == ["resnet18"] * 6 and "resnet18" not in deep[:-6]
     with pytest.raises(FedlibError, match="Unknown profile"):
         gpu.run(1, "nowhere", "cpu", "huge")
 

@@ -21,6 +21,7 @@ from fedlib.lab.evidence.findings import minus
 from fedlib.paths import about, papers
 from fedlib.schema import Page, read_toml
 
+SHOWN = 12  # checks of a claim that are shown before a click
 FACT = re.compile(r"(?<![\w`-])([A-Z]{3,}\d?-[CE]\d+(?:-[a-z]+)?)(?![\w`-])")
 judge = functools.cache(claims.judge)  # once a build: several pages show the same findings
 
@@ -275,9 +276,17 @@ class ClaimsTable(Facts):
         return _box("claim-origin", *paragraphs)
 
     def measured(self, checks: list[dict]) -> list[nodes.Node]:
-        """Return one item a check: its outcome, the quantity, its value and what was asked."""
+        """Return one item a check, and many checks behind a click."""
         if not checks:
             return [nodes.paragraph(text="Nothing: there are no data for it here.")]
+        if not checks[SHOWN:]:
+            return [self.items(checks)]
+        opened = f"<details><summary>{len(checks) - SHOWN} more checks</summary>"
+        more = [nodes.raw("", text, format="html") for text in (opened, "</details>")]
+        return [self.items(checks[:SHOWN]), more[0], self.items(checks[SHOWN:]), more[1]]
+
+    def items(self, checks: list[dict]) -> nodes.bullet_list:
+        """Return one item a check: its outcome, the quantity, its value and what was asked."""
         items = nodes.bullet_list(classes=["checks"])
         for check in checks:
             word = check["outcome"]
@@ -296,7 +305,7 @@ class ClaimsTable(Facts):
                 ),
             )  # fmt: skip
             items += nodes.list_item("", nodes.paragraph("", "", sign), _box("check", *lines))
-        return [items]
+        return items
 
 
 class DurationsTable(Facts):

@@ -14,6 +14,7 @@ FOLDED = {
     "03_hierarchy/1_derive": "two-other-merges exercises",
     "03_hierarchy/2_build": "many-runs-in-one-batch details-that-matter exercises",
     "03_hierarchy/3_reproduce": "the-clocks a-rate-for-each-sync-time other-merges "
+    "figure-3-the-groups-settle "
     "the-ends-of-figures-4-and-5 "
     "figure-6-as-good-with-fewer-rounds figure-8-four-groups-of-writers figure-9-how-many-groups "
     "figure-10-who-belongs-to-the-slow-group "
