@@ -495,13 +495,11 @@ def local_steps() -> Iterator[str]:
 
     told = []
     for row in (row for row in judged("tiers") if row["id"] in LOCAL_STEPS):
-        first, readings = [], [*row["readings"]] or [""]
-        for reading in readings:
-            checks = [c for c in row["checks"] if c["reading"] in (reading, "")]
-            best = findings.first_of(row | {"checks": checks}, "sooner than")
+        first = []
+        for reading, best in findings.first_of_each(row, "sooner than").items():
             run = best["quantity"].rpartition(": ")[2].split(" sooner")[0]
             steps = f"{run}, {best['size']} as fast as Q = 1" if best["estimate"] > 0 else "Q = 1"
-            first.append(steps + f" with {reading}" * (len(readings) > 1))
+            first.append(steps + f" with {reading}" * bool(reading))
         told.append(f"{LOCAL_STEPS[row['id']]} {', or '.join(first)} ({{ref}}`{row['id']}`)")
     yield f"First to reach the target in our smaller experiments: {'; '.join(told)}."
 

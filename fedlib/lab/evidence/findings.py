@@ -198,6 +198,13 @@ def first_of(row: dict, asked: str) -> dict | None:
     return max(known, key=lambda check: check["estimate"], default=None)
 
 
+def first_of_each(row: dict, asked: str) -> dict[str, dict | None]:
+    """Return what :func:`first_of` does for each reading of a claim, with its controls."""
+    of = {name: [c for c in row["checks"] if c["reading"] in (name, "")]
+          for name in row["readings"] or [""]}  # fmt: skip
+    return {name: first_of(row | {"checks": checks}, asked) for name, checks in of.items()}
+
+
 def in_short(paper: str, claim: str, what: str) -> str:
     """Return in a few words what a check found that asks whether one is better or as good.
 
