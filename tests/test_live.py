@@ -197,7 +197,7 @@ def test_the_picture_has_the_run_and_the_run_before():
 
 
 def test_pause_go_on_and_stop():
-    reached, gate = threading.Event(), threading.Semaphore(2)
+    reached, gate = threading.Event(), threading.Semaphore(0)
 
     def measure(state, task):
         reached.set()
@@ -208,15 +208,14 @@ def test_pause_go_on_and_stop():
     one.run = live.PanelRun((2, 0.1), 9)  # nothing has been trained
     box = one.widget()
     button(box, "Train").click()
-    reached.wait(20)
+    assert reached.wait(20)  # the thread is in its first look: it has one round to end
     button(box, "Pause").click()
-    for _ in range(3):
+    for _ in range(3):  # two looks for that round, and one that a second would use
         gate.release()
-    time.sleep(0.3)
-    until(lambda: f"paused after {one.run.done} rounds" in parts(box, "HTML")[1].value)
+    until(lambda: "paused after 1 of 9 rounds" in parts(box, "HTML")[1].value)
     done = one.run.done
     time.sleep(0.2)
-    assert one.run.done == done < 9 and one.run.thread.is_alive()
+    assert one.run.done == done == 1 and one.run.thread.is_alive()
     button(box, "Go on").click()
     for _ in range(2):
         gate.release()
@@ -225,7 +224,7 @@ def test_pause_go_on_and_stop():
     for _ in range(20):
         gate.release()
     settled(one)
-    assert done < one.run.done < 9 and f"stopped after {one.run.done} rounds" in str(
+    assert done < one.run.done < 9 and f"stopped after {one.run.done} of 9 rounds" in str(
         [w.value for w in parts(box, "HTML")]
     )
     assert one.history.frame["round"].max() == one.run.done

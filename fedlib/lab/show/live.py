@@ -337,14 +337,14 @@ def _joined(first: History | None, then: History) -> History:
 
 def _under_way(run: PanelRun) -> str:
     if not run.go.is_set():
-        return f"paused after {run.done} rounds"
+        return f"paused after {run.done} of {run.rounds} rounds"
     return f"{run.seconds / max(run.done, 1) * (run.rounds - run.done):.0f} s left"
 
 
 def _ended(run: PanelRun) -> str:
     if run.history is not None and run.history.diverged:
         return f"diverged in round {min(run.history.diverged.values())}"
-    return "done" if run.done == run.rounds else f"stopped after {run.done} rounds"
+    return "done" if run.done == run.rounds else f"stopped after {run.done} of {run.rounds} rounds"
 
 
 def _watch() -> None:
