@@ -10,8 +10,9 @@ PAGE = (build.ROOT / "book" / "what_we_learned.md").read_text("utf-8")
 REF = re.compile(r"\{ref\}`([A-Z0-9]+-[\w-]+)`")
 SAID = {  # what the page says of a claim as a whole, outside its computed lists
     "proved": "GFA-C7 GFA-C8 HFL-C15 TDCD-C13",
-    "confirmed": "AMP-C2 AMP-C5 PERM-C1-control PERM-C2 PERM-C8 TDCD-C2-control VFB2-C3 VFB2-C10",
+    "confirmed": "AMP-C2 AMP-C5 PERM-C1-control PERM-C8 TDCD-C2-control VFB2-C3 VFB2-C10",
     "confirmed in direction": "AMP-C6 GFA-C1-control GFA-C2-control",
+    "open in part": "PERM-C2",
     "contradicted": "AMP-C4 PERM-C5",
     "depends on the reading": "HFL-C2 HFL-C5 PERM-C6",
 }
