@@ -381,10 +381,10 @@ def fig1(tmp_path, losses, profile="quick", like="", fidelity="canonical", **cha
 
 def test_order_in_the_record_decides(tmp_path):
     row = fig1(tmp_path, IDEAL)
-    assert row["finding"] == "confirmed" and row["tally"].startswith("20 of 20 hold;")
+    assert row["finding"] == "confirmed" and row["tally"].startswith("28 of 28 hold;")
     assert row["profile"] == "quick" and row["record"].startswith("fig1-tuned.quick, ")
     swapped = IDEAL | {"amplified": IDEAL["no-amplification"], "no-amplification": 0.3}
-    assert fig1(tmp_path, swapped)["tally"].startswith("4 of 20 hold, 16 reversed;")
+    assert fig1(tmp_path, swapped)["tally"].startswith("4 of 28 hold, 24 reversed;")
     backwards = {run: -value for run, value in IDEAL.items()} | {"wait-full": -0.5}
     assert fig1(tmp_path, backwards)["finding"] == "contradicted"
 

@@ -248,7 +248,7 @@ def test_making_a_record_again_makes_no_rule_older(tmp_path, monkeypatch):
     (claim,) = (c for c in claims.claims_of("mine") if c["id"] in again.manifest["rules"])
     assert ages.of("mine", claim, [again])["text"] == "older", "it is what it was at the first look"
     page = home / "claims.toml"
-    page.write_text(page.read_text().replace("bounds = [0.0, 0.02]", "bounds = [0.0, 0.03]"))
+    page.write_text(page.read_text().replace("bounds = [0.0, 0.1]", "bounds = [0.0, 0.2]"))
     claims._read.cache_clear()
     (claim,) = (c for c in claims.claims_of("mine") if c["id"] == claim["id"])
     for record in (again, make(seeds=[9])):
