@@ -254,6 +254,8 @@ ON_A_CPU = {  # no data set: a toy, clocks, arithmetic, a small problem
     "personalization": [
         "rates-fig1",
         "fig1",
+        "rates-fig1-more",
+        "fig1-more",
         "rates-generous",
         "generous",
         "balanced",
