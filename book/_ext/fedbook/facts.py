@@ -21,7 +21,7 @@ from fedlib.lab.evidence.findings import minus
 from fedlib.paths import about, papers
 from fedlib.schema import Page, read_toml
 
-SHOWN = 6  # checks of a claim that are shown before a click
+SHOWN = 5  # checks of a claim that are shown before a click
 FACT = re.compile(r"(?<![\w`-])([A-Z]{3,}\d?-[CE]\d+(?:-[a-z]+)?)(?![\w`-])")
 judge = functools.cache(claims.judge)  # once a build: several pages show the same findings
 

@@ -10,7 +10,8 @@ ENDS = "all-claims what-the-paper-leaves-out where-we-deviate exercises run-it-y
 FOLDED = {
     "02_participation/1_derive": "five-tools how-far-clients-drift-from-each-other "
     "choosing-the-rates exercises",
-    "02_participation/3_reproduce": f"figure-1-on-cifar-10 linear-speed-up {ENDS}",
+    "02_participation/3_reproduce": "figure-1-on-cifar-10 "
+    f"figure-d-1-everybody-is-always-there linear-speed-up {ENDS}",
     "03_hierarchy/1_derive": "two-other-merges exercises",
     "03_hierarchy/2_build": "many-runs-in-one-batch details-that-matter exercises",
     "03_hierarchy/3_reproduce": "the-clocks a-rate-for-each-sync-time other-merges "
