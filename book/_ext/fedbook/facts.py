@@ -276,7 +276,8 @@ class ClaimsTable(Facts):
         return _box("claim-origin", *paragraphs)
 
     def measured(self, checks: list[dict]) -> list[nodes.Node]:
-        """Return one item a check, and many checks behind a click."""
+        """Return one item a check, those that count first, and many checks behind a click."""
+        checks = sorted(checks, key=lambda check: not check["essential"])
         if not checks:
             return [nodes.paragraph(text="Nothing: there are no data for it here.")]
         if not checks[SHOWN:]:
