@@ -88,6 +88,9 @@ def execute(notebook: Path, target: Path, profile: str) -> Run:
             {"profile": profile} if wanted else {},
             kernel_name="python3",
             kernel_manager_class=Manager,
+            coalesce_streams=True,  # a print that was sent in two parts gets no empty line between
+            iopub_timeout=60,
+            raise_on_iopub_timeout=True,  # rather than go on without what a cell has printed
             progress_bar=False,
             request_save_on_cell_execute=False,
             extra_arguments=["--log-level=50"],

@@ -66,6 +66,16 @@ def test_it_runs(notebook, smoke):
     executed.check(ROOT / notebook, copy)
 
 
+def test_what_is_printed_in_parts_is_one_text(tmp_path):
+    """A kernel sends what was printed whenever a fifth of a second is over, in mid-line, too."""
+    cell = 'import sys; print("one", end=""); sys.stdout.flush(); print("\\ntwo")'
+    page, copy = tmp_path / "page.ipynb", tmp_path / "copy.ipynb"
+    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell)]), page)
+    assert [run.error for run in build.execute_all([(page, copy)], "smoke")] == [""]
+    (output,) = nbformat.read(copy, as_version=4).cells[0].outputs
+    assert output.text == "one\ntwo\n"
+
+
 def test_nbval_compares_kept_outputs(tmp_path):
     """One notebook is enough to see that who runs nbval gets the same answer."""
     notebook = Path("notebooks/01_foundations/4_speed.ipynb")
