@@ -272,6 +272,17 @@ def test_a_method_that_is_none_is_refused_before_anything_runs(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def pulled(setup):
+    return FedAvg(*setup.basic, amplify=1 + setup.strength)
+
+
+def test_a_method_that_fails_without_its_own_setting_says_so(tmp_path):
+    more = dict(out=tmp_path, names=["writers"], say=lambda line: None)
+    with pytest.raises(TypeError, match="NoneType") as failed:
+        matrix.enter(f"{__name__}:pulled", "smoke", **more)
+    assert "no --strength was given" in failed.value.__notes__[0]
+
+
 # --- the picture, from the rows, by other code ----------------------------------------------------
 
 SHARES = {"cycles": 1 / 2, "come-and-go": 1 / 5}  # as the page says; else a tenth

@@ -289,6 +289,10 @@ def enter(
             why = lost if np.isinf(losses).any() else f"{error} Does it use setup.lr?"
             say(f"{name}: no place. {why}")
             continue
+        except Exception as error:
+            if not strengths:
+                error.add_note("setup.strength is None: no --strength was given.")
+            raise
         own = ends(lambda n: records.load(PAPER, n, profile, home), [name])
         book = ends(lambda n: records.load(PAPER, n, profile), [name])
         own, book = _of_the_same_seeds(own, book)
