@@ -406,12 +406,12 @@ def test_reproduced_takes_the_paper_s_scale_and_the_paper_s_data(tmp_path):
 
 
 def test_what_no_profile_has_of_the_paper_s_scale_is_said_of_every_record():
-    (row,) = claims.judge("vertical", ids=["VFB2-C10"])
-    (line,) = (line for line in row["scale"] if "17,996" in line)
+    (row,) = claims.judge("hierarchy", ids=["HFL-C8"])
+    (line,) = (line for line in row["scale"] if "3,400" in line)
     assert not claims.is_own_scale(row) and not row["own"]
-    assert "training rows" in scale.sentence(row["scale"], row["data"]) and "4,000" in line
-    claim = {c["id"]: c for c in claims.claims_of("vertical")}["VFB2-C10"]
-    held = claims.read_from("vertical", row["record"])
+    assert "clients" in scale.sentence(row["scale"], row["data"]) and "40" in line
+    claim = {c["id"]: c for c in claims.claims_of("hierarchy")}["HFL-C8"]
+    held = claims.read_from("hierarchy", row["record"])
     bare = claims.measured_at({k: v for k, v in claim.items() if k != "differs"}, held)
     assert row["scale"] == [line, *bare["scale"]]
 
@@ -717,6 +717,6 @@ def test_what_a_text_does_not_give_is_not_said_to_be_the_paper_s():
         "steps: none, at full size 9 (by its curves)"]  # fmt: skip
     for names, line in (
         (("tiers", "fig3"), "steps: 6,000, at full size 36,000 (ours, the text gives none)"),
-        (("vertical", "convergence"), "training rows: 1,000, at full size 4,000 (ours)"),
+        (("vertical", "convergence"), scale.OUR_EXPERIMENT),
     ):
         assert line in scale.differences_in_scale(records.load(*names, "quick"))

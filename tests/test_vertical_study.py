@@ -336,6 +336,22 @@ def test_rates_of_sgd_svrg_and_saga_at_a_fixed_rate():
     assert_allclose(end["sgd 0.01", "log plateau"], math.log(late.mean()))
 
 
+def test_the_straight_line_may_begin_after_some_passes():
+    runs = [dict(run="saga", method="saga", lr=0.02)]
+    s = {**S, "runs": runs, "lam": 0.1, "passes": 60.0, "bound": 4, "every": 0.6}
+    found = {}
+    for start in ({}, {"start": 30.0}):
+        frame = study.convergence(Job(s | start, (1,), progress=False)).frame
+        (found[start.get("start", 0.0)],) = frame[frame["metric"] == "straightness"]["value"]
+    gaps = frame[frame["metric"] == "log10 gap"]
+    for start, r2 in found.items():
+        x, y = gaps[gaps["round"] >= start][["round", "value"]].to_numpy().T
+        assert y.min() > -11
+        _, (left,), *_ = np.polyfit(x, y, 1, full=True)
+        assert_allclose(r2, 1 - left / ((y - y.mean()) ** 2).sum(), rtol=1e-4)
+    assert found[0.0] != found[30.0]
+
+
 # --- attacks and trees ----------------------------------------------------------------------------
 
 

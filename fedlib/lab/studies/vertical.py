@@ -122,6 +122,7 @@ class Converging(Cut):
     passes: PositiveFloat
     every: PositiveFloat
     bound: PositiveInt
+    start: NotRequired[float]  # of the straight line, in passes; 0, if not said
 
 
 class Prying(Cut):
@@ -623,7 +624,8 @@ def convergence(job: Job[Converging]) -> Outcome:
 
     Rows of the split ``train`` hold the ``log10 gap``; those of the split ``end`` the ``log
     plateau``, the logarithm of the mean gap over the second half, ``lowest``, the lowest log10 gap,
-    and ``straightness``, R² of the best straight line through the log10 gaps above 1e-11.
+    and ``straightness``, R² of the best straight line through the log10 gaps from ``start`` on that
+    are above 1e-11.
     """
     check_runs(job.settings)
     s, table = job.settings, read(job.settings)
@@ -646,11 +648,11 @@ def converged(s: Converging, table: AllRows, seed: int) -> list[dict[str, Any]]:
         for at, gap in zip(passes, np.log10(gaps), strict=True):
             base = dict(run=name, round=round(at, 4), split="train")
             rows += measured(base, {"log10 gap": gap})
-        late = gaps[passes > passes[-1] / 2]
+        late, line = gaps[passes > passes[-1] / 2], passes >= s.get("start", 0.0)
         rows += measured(dict(run=name, round=round(passes[-1], 4), split="end"), {
             "log plateau": np.log(late.mean()),
             "lowest": np.log10(gaps.min()),
-            "straightness": straightness(passes, gaps),
+            "straightness": straightness(passes[line], gaps[line]),
         })  # fmt: skip
     return rows
 
