@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -495,6 +496,27 @@ def test_a_run_that_fails_gives_its_lock_back(tmp_path, monkeypatch):
     with pytest.raises(ZeroDivisionError):
         experiments.run(PAPER, "figB1", "smoke", device="cpu", out=tmp_path, progress=False)
     assert not list((tmp_path / PAPER).glob(".*"))
+
+
+def test_the_time_of_a_run_is_kept_while_it_works(tmp_path, monkeypatch):
+    """What is killed outright cannot keep it at its end."""
+    seen = []
+
+    def works(job):
+        job.folder.mkdir()
+        until = time.monotonic() + 60
+        while len(set(seen)) < 3 and time.monotonic() < until:
+            kept = job.folder / "seconds"
+            seen.append(kept.read_text() if kept.exists() else "0 0")
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(experiments, "A_WHILE", 0.01)
+    monkeypatch.setattr(experiments, "study", lambda kind: works)
+    with pytest.raises(ZeroDivisionError):
+        experiments.run(PAPER, "figB1", "smoke", device="cpu", out=tmp_path, progress=False)
+    times = [[float(number) for number in text.split()] for text in dict.fromkeys(seen)]
+    assert times == sorted(times) and 0 < times[1][0] < times[2][0]
+    assert 0 < times[2][1], "of all cores, too"
 
 
 def first_figure():

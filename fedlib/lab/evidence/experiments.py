@@ -7,8 +7,10 @@ import json
 import os
 import platform
 import shutil
+import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from numbers import Integral
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,7 @@ from fedlib.lab.evidence.records import Record
 from fedlib.lab.job import Job, Outcome, study
 
 MOST_SEEDS = 10_000  # side by side
+A_WHILE = 60.0  # seconds of work that a killed run may lose count of
 
 
 def choose_device(device: str = "auto") -> str:
@@ -127,16 +130,16 @@ def run(
     mark = freshness.short_digest([repr(how), present["code"], present["cards"]])
     folder = home / f".{experiment}.{profile}.{mark}"
     rules, earlier = ages.rules(paper, experiment), ages.earlier(paper, experiment, profile, out)
-    commit, (before, worked) = _commit(), _seconds(folder)
+    commit = _commit()
     used = tuning.apply(s, tuned["chosen"]) if tuned else s
     job = Job(used, numbers, place, folder, progress, until=until)
     lock = home / f".{experiment}.{profile}.lock"
     with locks.folder_for(home), locks.only_one(lock, f"{paper} {experiment}, profile {profile},"):
         if announce is not None:
-            announce(duration.Plan(paper, experiment, profile, s, job, out, before))
-        began, busy = time.perf_counter(), time.process_time()
+            spent, _ = _seconds(folder)
+            announce(duration.Plan(paper, experiment, profile, s, job, out, spent))
         try:
-            with steady():
+            with _counted(folder) as seconds, steady():
                 outcome = study(s["kind"])(job)
         except KeyError as error:
             if not {*error.args} & (catalogue.reads(s) - {*s}):
@@ -146,11 +149,7 @@ def run(
                 "it into experiments.toml, or give it with --set; where only other runs have it, "
                 f"as --set RUN.{error.args[0]}=VALUE."
             ) from error
-        finally:
-            seconds = before + time.perf_counter() - began
-            worked += time.process_time() - busy
-            if folder.is_dir():
-                files.publish(folder / "seconds", f"{seconds:.3f} {worked:.3f}".encode())
+        wall, cores = seconds()
         check_outcome(outcome, s["kind"])
         manifest = {
             "paper": paper,
@@ -158,8 +157,8 @@ def run(
             "profile": profile,
             "settings": s,
             "seeds": list(numbers),
-            "wall_seconds": round(seconds, 1),
-            "cpu_seconds": round(worked, 1),
+            "wall_seconds": round(wall, 1),
+            "cpu_seconds": round(cores, 1),
             "data": outcome.hashes,
             "fidelity": _fidelity(present["cards"]) if outcome.hashes else "none",
             "diverged": outcome.diverged,
@@ -217,6 +216,33 @@ def _check_place(page: Path, s: dict[str, Any], seeds: tuple[int, ...]) -> None:
             f"{page} is there already, with {' and '.join(differs)}. Choose another folder with "
             "--out, or overwrite it with --replace."
         )
+
+
+@contextmanager
+def _counted(folder: Path) -> Iterator[Callable[[], tuple[float, float]]]:
+    """Count how long a run works, in all of its starts, and keep it beside its checkpoints."""
+    (wall, cores), began, busy = _seconds(folder), time.perf_counter(), time.process_time()
+    over = threading.Event()
+
+    def so_far() -> tuple[float, float]:
+        return wall + time.perf_counter() - began, cores + time.process_time() - busy
+
+    def keep() -> None:
+        if folder.is_dir():
+            files.publish(folder / "seconds", "{:.3f} {:.3f}".format(*so_far()).encode())
+
+    def keep_on() -> None:
+        while not over.wait(A_WHILE):
+            keep()
+
+    clock = threading.Thread(target=keep_on, daemon=True)
+    clock.start()
+    try:
+        yield so_far
+    finally:
+        over.set()
+        clock.join()
+        keep()
 
 
 def _seconds(folder: Path) -> tuple[float, float]:
