@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import math
 import os
 import re
 import signal
@@ -643,6 +644,15 @@ def test_one_experiment_with_other_settings(march, tmp_path):
     assert ran.exit_code == 0, ran.output
     (page,) = (tmp_path / "out" / "march").glob("*.json")
     assert [r["rate"] for r in json.loads(page.read_text())["settings"]["runs"]] == [0.125, 2.0]
+
+
+def test_a_job_that_is_lost_by_the_rule_of_claims_says_so(march, here, tmp_path, monkeypatch):
+    """Its record says of no run that it diverged, and yet it has no headline."""
+    batch.run({"set": FAR, "grid": {"rate": [1.0]}}, tmp_path / "out", progress=False)
+    lost = pd.Series([0.5, float("nan")])
+    monkeypatch.setattr(work.measures, "last", lambda *names, **more: lost)
+    (row,) = batch.status(tmp_path / "out").to_dict("records")
+    assert row["status"] == "done" and math.isnan(row["headline"]) and row["why"] == "diverged"
 
 
 @pytest.mark.slow

@@ -77,7 +77,7 @@ def test_a_missing_record_is_told_with_a_command_that_works(capsys, tmp_path):
     told = plt.gcf().axes[0].texts[0].get_text()
     assert told == (
         f"There is no stored record of participation fig1-cifar in {tmp_path}. To make one:\n"
-        "  fedlib run participation fig1-cifar --profile quick --out data/papers"
+        f"  fedlib run participation fig1-cifar --profile quick --out {tmp_path}"
     )
     assert capsys.readouterr().out == "\n"
     assert page.frame("fig1-cifar") is None
@@ -142,6 +142,7 @@ def test_verdicts_and_claims(capsys, verdicts):
     shown = page.claims().data
     assert list(shown["finding"]) == [*map(claims.finding_in_words, judged.values())]
     at = dict(zip(shown["id"], shown["measured"], strict=True))
+    assert Chapter("beyond").verdict("AMP-C1").data.empty, "what is proved has no checks"
     assert at["GFA-C7"] == "" and at["GFA-C1"].startswith("Not at the paper's scale (")
 
 

@@ -325,7 +325,7 @@ def test_unknown_names(command, words):
 @pytest.mark.parametrize(
     "command",
     [
-        *("rum", "run", "list --yaml", "gpu --minutes 0"),
+        *("rum", "run", "list --yaml", "gpu --minutes 0", "matrix a:b --seeds 0"),
     ],
 )
 def test_usage(command, tmp_path, monkeypatch):
@@ -333,6 +333,24 @@ def test_usage(command, tmp_path, monkeypatch):
     done = call(*command.split(), code=2)
     assert done.stdout == "" and "Usage:" in done.stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_tuned_is_no_number_where_nothing_was_tuned(tmp_path):
+    asked = ["--profile", "smoke", "--set", "lr=tuned", "--out", str(tmp_path)]
+    done = call("run", PAPER, "fig1", *asked, code=2)
+    assert "with a changed lr" in done.stderr and "'lr' is \"tuned\"" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_note_on_a_mistake_is_told(monkeypatch):
+    def noted(*args, **options):
+        error = FedlibError("mu is a number; got None.")
+        error.add_note("No --strength was given.")
+        raise error
+
+    monkeypatch.setattr(experiments, "run", noted)
+    done = call("run", PAPER, "fig1", code=2)
+    assert done.stderr.endswith("fedlib: mu is a number; got None. No --strength was given.\n")
 
 
 def test_cuda_without_cuda(monkeypatch):

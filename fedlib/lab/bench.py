@@ -37,7 +37,7 @@ from fedlib.lab.evidence import experiments
 from fedlib.lab.vertical.measured import messages_table, processes_table
 from fedlib.papers.fedavg import FedAvg
 from fedlib.papers.personalization import PERM, PerFedAvg, PFedMe
-from fedlib.paths import data_folder
+from fedlib.paths import data_folder, expand
 from fedlib.population.participation import Full, PeriodicSampler
 
 WORK = {  # name: model, input shape, copies, batch, steps
@@ -352,7 +352,7 @@ def run(name: str) -> list[dict[str, Any]]:
 
 def bench_folder(out: str | Path | None = None) -> Path:
     """Return the folder of kept measurements; default is the one that ships with fedlib."""
-    return (data_folder() / "results" if out is None else Path(out)) / "bench"
+    return (data_folder() / "results" if out is None else expand(out, "out")) / "bench"
 
 
 def save_bench(name: str, rows: list[dict[str, Any]], out: str | Path | None = None) -> Path:

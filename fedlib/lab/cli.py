@@ -29,7 +29,8 @@ class _ForPeople(typer.core.TyperGroup):
             with _interruptible():
                 return super().invoke(ctx)
         except FedlibError as error:
-            typer.echo(f"fedlib: {error}", err=True)
+            told = [str(error), *getattr(error, "__notes__", ())]
+            typer.echo(f"fedlib: {' '.join(told)}", err=True)
             raise typer.Exit(2) from error
         except KeyboardInterrupt:
             typer.echo("Interrupted. Run the same command again to go on.", err=True)
@@ -292,7 +293,7 @@ def matrix(
         list[str] | None, typer.Option(help="Only this one; several times. Default: all.")
     ] = None,
     seeds: Annotated[
-        int | None, typer.Option(help="How many judge it, at least. Default: the profile's.")
+        int | None, typer.Option(min=1, help="How many judge it, at least. Default: the profile's.")
     ] = None,
     out: Annotated[Path, _place("Folder for its records.")] = Path("matrix"),
 ) -> None:

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 import fedlib
-from fedlib import datasets, files
+from fedlib import datasets, files, paths
 from fedlib.engine import convolution
 from fedlib.errors import FedlibError
 from fedlib.lab import bench, locks
@@ -86,7 +86,8 @@ def run(
     until = time.monotonic() + 60 * minutes
     records = FIRST[:1] if profile == "smoke" else missing(profile)
     needed = {catalogue.settings(*names, profile)["dataset"] for names in records}  # or an error
-    visit = Visit(Path(out), experiments.choose_device(device), profile, tf32, until, tell)
+    home, place = paths.expand(out, "out"), experiments.choose_device(device)
+    visit = Visit(home, place, profile, tf32, until, tell)
     files.make_folder(visit.home)
     experiments.set_precision(tf32)
     with locks.only_one(visit.home / ".gpu.lock", "fedlib gpu"):

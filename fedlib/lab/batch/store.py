@@ -87,11 +87,12 @@ def _values(job: BatchJob, every: list[BatchJob]) -> dict[str, Any]:
 
 def lacking(folder: str | Path) -> str:
     """Say which headline finished records lack, and what they have; empty when all is well."""
-    for job in jobs(folder):
-        state = work.state(Path(folder), job)
+    every, folder = jobs(folder), expand(folder, "The folder")
+    for job in every:
+        state = work.state(folder, job)
         if job.notebook or state["status"] != work.DONE or state["headline"] is not None:
             continue
-        rows = work.record(Path(folder), job).frame
+        rows = work.record(folder, job).frame
         run = job.headline.get("run", rows["run"].iloc[0])
         rows = rows[rows["run"] == run]
         there = sorted(set(rows["split"] + " " + rows["metric"]))

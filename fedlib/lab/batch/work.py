@@ -36,9 +36,10 @@ def state(folder: Path, job: BatchJob) -> dict[str, Any]:
         if stored["status"] != DONE:
             return stored | {"headline": None}
         number = headline(folder, job)
-        lost = not job.notebook and record(folder, job).manifest["diverged"]
-        why = {"why": "diverged"} if lost and number is None else {}
-        return stored | {"headline": number} | why
+        if number is not None and math.isfinite(number):
+            return stored | {"headline": number}
+        lost = not job.notebook and (number is not None or record(folder, job).manifest["diverged"])
+        return stored | {"headline": None} | ({"why": "diverged"} if lost else {})
     except (OSError, ValueError, KeyError, FedlibError):  # never begun, or not to be read
         return {"status": WAITING, "seconds": None, "headline": None}
 
@@ -174,18 +175,18 @@ def record(folder: Path, job: BatchJob) -> Record:
 def headline(folder: Path, job: BatchJob) -> float | None:
     """Return the number by which jobs are compared, None where there is none.
 
-    For an experiment it is the mean over seeds and the last tenth of a run; for a notebook, the
-    number that the last line of the output of its cell tagged ``headline`` ends in.
+    For an experiment it is the mean over seeds and the last tenth of a run, and not finite where a
+    run is lost (:func:`fedlib.lab.evidence.measures.last`); for a notebook, the number that the
+    last line of the output of its cell tagged ``headline`` ends in.
     """
     try:
         if job.notebook:
             return _printed(place(folder, job) / "notebook.ipynb")
         stored = record(folder, job)
         asked = {"run": stored.frame["run"].iloc[0], **job.headline}
-        value = float(measures.last(stored, **asked).mean(skipna=False))
+        return float(measures.last(stored, **asked).mean(skipna=False))
     except (FedlibError, KeyError, ValueError, IndexError):
         return None
-    return value if math.isfinite(value) else None
 
 
 def _printed(path: Path) -> float:

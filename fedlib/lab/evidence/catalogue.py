@@ -315,7 +315,8 @@ def check_experiment(
             )
         names_seen.add(short)
         values = {**s, **run} | ({s["tunes"]: s["grid"][0]} if s.get("tunes") else {})
-        values = {k: 1.0 if v == "tuned" else v for k, v in values.items()}
+        if "tuned" in s:
+            values = {k: 1.0 if v == "tuned" else v for k, v in values.items()}
         for shape in shapes:
             mine = {key: values[key] for key in keys(shape) if key in values}
             place = f"[{experiment}] at {profile}{name},"

@@ -90,6 +90,8 @@ def claims_of(paper: str) -> list[Claim]:
     """Return a paper's claims as they stand in its ``claims.toml``."""
     homes = paths.papers("claims.toml")
     if paper not in homes:
+        if paper in paths.papers():
+            raise FedlibError(f"{paper} has no claims: no claims.toml in {paths.papers()[paper]}.")
         raise unknown("paper", paper, homes)
     return _read(homes[paper] / "claims.toml")
 
@@ -438,7 +440,7 @@ def judge(
         and ``profile``; ``origins``, a line for each record; ``ages``, how old the rule is, see
         :func:`fedlib.lab.evidence.ages.of`.
     """
-    if out is not None and not Path(out).is_dir():
+    if out is not None and not paths.expand(out, "out").is_dir():
         raise FedlibError(f"There is no folder {out} to read records from.")
     names = [claim["id"] for claim in claims_of(paper)] if ids is None else ids
     folder, pages = records.folder(paper, out), paths.paper_folder(paper).glob("*.toml")

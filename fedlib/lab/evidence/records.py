@@ -263,7 +263,7 @@ def load(
     place = "" if out is None else f" in {out}"
     raise MissingRecord(
         f"There is no stored record of {paper} {experiment}{place}. To make one:\n"
-        f"  {catalogue.command(paper, experiment, profile=profile)}"
+        f"  {catalogue.command(paper, experiment, out and str(out), profile)}"
     )
 
 

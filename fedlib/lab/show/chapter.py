@@ -219,10 +219,11 @@ class Chapter:
                 words.append(f"{own}; by themselves: {row['own']['finding']}.")
             words.append(row["note"])
             print(findings.wrapped(" ".join(filter(None, words))))
-        table = pd.DataFrame([check for row in rows for check in row["checks"]])
+        columns = ["outcome", "quantity", "measured", "asked", "record"]
+        checks = [check for row in rows for check in row["checks"]]
+        table = pd.DataFrame(checks, columns=[*columns, "essential", "why"])  # none if proved
         table["quantity"] += table["essential"].map({True: "", False: " (control)"})
         table["outcome"] += [f" ({why})" if why else "" for why in table["why"]]
-        columns = ["outcome", "quantity", "measured", "asked", "record"]
         return table[columns].style.hide(axis="index")
 
     def opening(self) -> Markdown:

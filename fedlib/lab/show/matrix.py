@@ -290,7 +290,7 @@ def enter(
             say(f"{name}: no place. {why}")
             continue
         except Exception as error:
-            if not strengths:
+            if not strengths and "None" in str(error):
                 error.add_note("setup.strength is None: no --strength was given.")
             raise
         own = ends(lambda n: records.load(PAPER, n, profile, home), [name])

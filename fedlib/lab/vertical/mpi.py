@@ -162,7 +162,7 @@ def run_parties(
             slept = problem.n * problem.d * setup.compute.max()  # no pass takes longer
             _attend(launcher, problem.q, place, patience, slept, watch)
         else:
-            _wait(launcher, problem.q, place, Path(hosts))
+            _wait(launcher, problem.q, place, expand(hosts, "hosts"))
         return _collect(problem, method, place)
 
 
