@@ -88,7 +88,7 @@ def test_a_missing_record_names_its_command(profile, make, tmp_path):
     stored(tmp_path, experiment="fig2")
     with pytest.raises(records.MissingRecord) as error:
         records.load(PAPER, "fig1", profile, tmp_path)
-    assert f"fedlib run {PAPER} fig1 --profile {make} --out data/papers" in str(error.value)
+    assert f"fedlib run {PAPER} fig1 --profile {make} --out {tmp_path}" in str(error.value)
     assert isinstance(error.value, FedlibError)
 
 
