@@ -125,7 +125,7 @@ def verify(name: str | None = None) -> list[dict[str, Any]]:
     name
         Data set name; all but the made ones when left out, since those are never in the cache.
         Naming a made set with a hash makes it and compares that; made columns are compared where
-        they are loaded, :func:`fedlib.papers.vertical.load_columns`.
+        they are loaded.
 
     Returns
     -------
