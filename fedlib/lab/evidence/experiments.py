@@ -135,11 +135,11 @@ def run(
     job = Job(used, numbers, place, folder, progress, until=until)
     lock = home / f".{experiment}.{profile}.lock"
     with locks.folder_for(home), locks.only_one(lock, f"{paper} {experiment}, profile {profile},"):
+        spent = _seconds(folder)
         if announce is not None:
-            spent, _ = _seconds(folder)
-            announce(duration.Plan(paper, experiment, profile, s, job, out, spent))
+            announce(duration.Plan(paper, experiment, profile, s, job, out, spent[0]))
         try:
-            with _counted(folder) as seconds, steady():
+            with _counted(folder, *spent) as seconds, steady():
                 outcome = study(s["kind"])(job)
         except KeyError as error:
             if not {*error.args} & (catalogue.reads(s) - {*s}):
@@ -219,10 +219,11 @@ def _check_place(page: Path, s: dict[str, Any], seeds: tuple[int, ...]) -> None:
 
 
 @contextmanager
-def _counted(folder: Path) -> Iterator[Callable[[], tuple[float, float]]]:
-    """Count how long a run works, in all of its starts, and keep it beside its checkpoints."""
-    (wall, cores), began, busy = _seconds(folder), time.perf_counter(), time.process_time()
-    over = threading.Event()
+def _counted(
+    folder: Path, wall: float, cores: float
+) -> Iterator[Callable[[], tuple[float, float]]]:
+    """Count how long a run works, on top of earlier starts, and keep it beside its checkpoints."""
+    began, busy, over = time.perf_counter(), time.process_time(), threading.Event()
 
     def so_far() -> tuple[float, float]:
         return wall + time.perf_counter() - began, cores + time.process_time() - busy
