@@ -24,7 +24,7 @@ from fedlib.lab import batch
 from fedlib.lab.batch import grid as grids
 from fedlib.lab.batch import spread, store, units, work
 from fedlib.lab.cli import app
-from fedlib.lab.evidence import catalogue, experiments, freshness, records
+from fedlib.lab.evidence import catalogue, claims, experiments, freshness, records
 
 STUDY = """
 import os, signal, time
@@ -737,7 +737,10 @@ def test_a_folder_in_one_s_home_is_found(march, here, tmp_path, monkeypatch):
     assert batch.read_grid("~/grid.toml")[0].experiment == "far"
     batch.run({"set": FAR}, "~/out", progress=False)
     assert batch.collect("~/out") == tmp_path / "out" / "store" / "rows.csv.gz"
+    assert store.lacking("~/out") == ""
     experiments.run("march", "far", "smoke", out="~/runs", progress=False)
+    with pytest.raises(FedlibError, match="march has no claims: no claims.toml in "):
+        claims.judge("march", "~/runs")  # the folder is there
     assert records.load("march", "far", "smoke", tmp_path / "runs").manifest["seeds"] == [1, 2]
 
 

@@ -276,11 +276,18 @@ def pulled(setup):
     return FedAvg(*setup.basic, amplify=1 + setup.strength)
 
 
+def misspelt(setup):
+    return FedAvg(setup.particpation)
+
+
 def test_a_method_that_fails_without_its_own_setting_says_so(tmp_path):
     more = dict(out=tmp_path, names=["writers"], say=lambda line: None)
     with pytest.raises(TypeError, match="NoneType") as failed:
         matrix.enter(f"{__name__}:pulled", "smoke", **more)
     assert "no --strength was given" in failed.value.__notes__[0]
+    with pytest.raises(AttributeError, match="particpation") as failed:
+        matrix.enter(f"{__name__}:misspelt", "smoke", **more)
+    assert not hasattr(failed.value, "__notes__"), "another mistake"
 
 
 # --- the picture, from the rows, by other code ----------------------------------------------------

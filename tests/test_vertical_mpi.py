@@ -257,8 +257,9 @@ def test_hosts_are_reached_as_the_launcher_reaches_them(tmp_path, monkeypatch):
     assert sorted(log.read_text().split()) == ["alpha", "beta"]
     assert np.abs(run.w - synchronous(problem(), "sgd", 0.1, epochs=1, active=2).w).max() < 1e-10
     wild = problem(loss="squared", regulariser="none")
+    monkeypatch.setenv("HOME", str(tmp_path))
     with pytest.raises(FedlibError, match=r"Party \d failed.*diverges. Take a smaller lr"):
-        run_parties(wild, "sgd", 1e6, epochs=3, hosts=hosts, folder=tmp_path / "other")
+        run_parties(wild, "sgd", 1e6, epochs=3, hosts="~/hosts", folder=tmp_path / "other")
 
 
 @needs_mpi
