@@ -149,6 +149,9 @@ def test_records_that_are_ambiguous_are_refused():
         plotting.curves(frame, "los")
     with pytest.raises(FedlibError, match="eta is missing"):
         plotting.curves(frame, "loss", by="eta")
+    apart = records({"amplified": [[3, 2], [5, 8]]}).assign(spent=[0.0, 10, 0, 11])
+    with pytest.raises(FedlibError, match="looked at at different values of spent.*regrid"):
+        plotting.curves(apart, "loss", x="spent")
 
 
 def test_seeds_that_were_looked_at_elsewhere_get_common_points():

@@ -205,7 +205,8 @@ def curves(
     Raises
     ------
     FedlibError
-        If nothing matches, or if rows remain that differ in more than method, seed and ``x``.
+        If nothing matches, if rows remain that differ in more than method, seed and ``x``, or if
+        seeds were looked at at different ``x``.
 
     Notes
     -----
@@ -259,7 +260,13 @@ def _table(rows: pd.DataFrame, x: str, by: str, name: Hashable) -> pd.DataFrame:
             f"'{name}' has several values for one seed at one {x}. Filter the records first, or "
             f"choose for by= (now '{by}') a column that tells those runs apart."
         )
-    table = rows.pivot(index=x, columns="seed", values="value").sort_index().astype(float)
+    finite = rows["value"].where(np.isfinite(rows["value"].astype(float)), np.inf)
+    table = rows.assign(value=finite).pivot(index=x, columns="seed", values="value").sort_index()
+    if (table.isna() & table.bfill().notna()).any(axis=None):  # not looked at, and later again
+        raise FedlibError(
+            f"Seeds of '{name}' were looked at at different values of {x}, so there is no mean "
+            "over them. plotting.regrid puts them on common ones."
+        )
     return table.where(np.isfinite(table))
 
 
