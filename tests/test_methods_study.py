@@ -276,8 +276,8 @@ def pulled(setup):
     return FedAvg(*setup.basic, amplify=1 + setup.strength)
 
 
-def misspelt(setup):
-    return FedAvg(setup.particpation)
+def unknown(setup):
+    return FedAvg(setup.writers_per_round)
 
 
 def test_a_method_that_fails_without_its_own_setting_says_so(tmp_path):
@@ -285,8 +285,8 @@ def test_a_method_that_fails_without_its_own_setting_says_so(tmp_path):
     with pytest.raises(TypeError, match="NoneType") as failed:
         matrix.enter(f"{__name__}:pulled", "smoke", **more)
     assert "no --strength was given" in failed.value.__notes__[0]
-    with pytest.raises(AttributeError, match="particpation") as failed:
-        matrix.enter(f"{__name__}:misspelt", "smoke", **more)
+    with pytest.raises(AttributeError, match="writers_per_round") as failed:
+        matrix.enter(f"{__name__}:unknown", "smoke", **more)
     assert not hasattr(failed.value, "__notes__"), "another mistake"
 
 
