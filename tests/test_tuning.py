@@ -222,6 +222,11 @@ def test_joined_seeds_are_the_seeds_run_together(tmp_path):
         records.save(tmp_path / "e", other.frame, other.manifest | {key: changed})
         with pytest.raises(FedlibError, match=f"other {key} than the one"):
             records.join("participation", "factor", "smoke", [tmp_path / "a", tmp_path / "e"])
+    grown = other.manifest["settings"] | {"seeds": 30}  # since "a" was made
+    records.save(tmp_path / "e", other.frame, other.manifest | {"settings": grown})
+    more = records.join("participation", "factor", "smoke", [tmp_path / "a", tmp_path / "e"],
+                        tmp_path / "f")  # fmt: skip
+    assert more.manifest["settings"] == grown and more.manifest["seeds"] == [1, 2, 3]
     with pytest.raises(FedlibError, match="at least two"):
         records.join("participation", "factor", "smoke", [tmp_path / "a"])
 

@@ -398,6 +398,14 @@ def stood(manifest: Mapping[str, Any]) -> dict[str, str]:
     return dict.fromkeys(kept, [*looks, manifest["date"]][0]) | manifest.get("stood", {})
 
 
+def _alike(one: Mapping[str, Any], other: Mapping[str, Any], key: str) -> bool:
+    """Whether two manifests agree; how many seeds were asked for may have grown since."""
+    if key != "settings":
+        return one.get(key) == other.get(key)
+    first, second = ({**m["settings"], "seeds": None} for m in (one, other))
+    return first == second
+
+
 def _to_the_end(frame: pd.DataFrame, diverged: Mapping[str, Mapping[str, int]]) -> pd.DataFrame:
     """Give seeds that diverged the rounds of those beside them: alone they had ended."""
     more = []
@@ -429,8 +437,8 @@ def join(
     Raises
     ------
     FedlibError
-        When they differ in settings, data or tuning, or share a seed; or in code, unless the
-        present code is known to give the numbers of all of them.
+        When they differ in settings (but for the number of seeds), data or tuning, or share a
+        seed; or in code, unless the present code is known to give the numbers of all of them.
     """
     parts = [load(paper, experiment, profile, source) for source in sources]
     if len(parts) < 2:
@@ -438,7 +446,7 @@ def join(
     first, seeds = parts[0].manifest, [seed for r in parts for seed in r.manifest["seeds"]]
     for record, source in zip(parts, sources, strict=True):
         for key in ("settings", "code", "cards", "data", "fidelity", "tuning", "tf32"):
-            if record.manifest.get(key) == first.get(key):
+            if _alike(record.manifest, first, key):
                 continue
             if key != "code" or any(r.state.word == "stale" for r in (record, parts[0])):
                 raise FedlibError(
@@ -463,6 +471,7 @@ def join(
     versions = [m["versions"] for m in every]
     manifest = first | {key: each(key, every) for key in ("commit", "device", "instructions")} | {
         "seeds": sorted(seeds), "diverged": diverged,
+        "settings": max((m["settings"] for m in every), key=lambda s: s.get("seeds", 0)),
         "versions": {key: each(key, versions) for key in first["versions"]},
         "rules": rules, **({"stood": since} if since else {}),
         **({"looked": min(looked)} if looked else {}),
