@@ -267,8 +267,8 @@ def _is_dense(task: Task) -> bool:
 def _descend_dense(task: Task, theta: Tensor, batches: list[Batch], rate: float | Tensor) -> None:
     """Update ``theta`` in place by the chain rule, written out for dense ReLU networks.
 
-    With ``h_0 = x``, ``h_i = relu(W_i h_{i-1} + b_i)`` and the cross-entropy on top,
-    ``δ = (softmax - onehot) / B`` at the output, ``W_i`` moves by ``-rate δ h_{i-1}ᵀ``, and
+    With ``h_0 = x``, ``h_i = relu(W_i h_{i-1} + b_i)``, no ReLU on the last, and the cross-entropy
+    on top, ``δ = (softmax - onehot) / B`` at the output, ``W_i`` moves by ``-rate δ h_{i-1}ᵀ``, and
     ``W_iᵀ δ``, where ``h_{i-1} > 0``, is the δ of the layer below. The gradient is added to the
     weights inside the matrix product and never stored.
     """
