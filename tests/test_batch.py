@@ -192,6 +192,9 @@ def test_values_of_a_command_line():
         "lr": 0.01, "seeds": [4, 5], "aligned": True, "name": "fig1", "a=b.lr": 1e-3,
     }  # fmt: skip
     assert grids.assignments(["a.b=c=d"]) == {"a.b": "c=d"}
+    for word in (".lr=3", "amplified.=3"):
+        with pytest.raises(FedlibError, match="NAME=VALUE"):
+            grids.assignments([word])
 
 
 @pytest.mark.parametrize(

@@ -227,6 +227,13 @@ def test_joined_seeds_are_the_seeds_run_together(tmp_path):
     more = records.join("participation", "factor", "smoke", [tmp_path / "a", tmp_path / "e"],
                         tmp_path / "f")  # fmt: skip
     assert more.manifest["settings"] == grown and more.manifest["seeds"] == [1, 2, 3]
+    parts = [tmp_path / "a", tmp_path / "b"]
+    records.join("participation", "factor", "smoke", parts, tmp_path / "f")  # the same seeds
+    run([4], "g")
+    with pytest.raises(FedlibError, match=r"is there already, .* seeds 4\. .*--replace"):
+        records.join("participation", "factor", "smoke", parts, tmp_path / "g")
+    assert records.load("participation", "factor", "smoke", tmp_path / "g").manifest["seeds"] == [4]
+    records.join("participation", "factor", "smoke", parts, tmp_path / "g", replace=True)
     with pytest.raises(FedlibError, match="at least two"):
         records.join("participation", "factor", "smoke", [tmp_path / "a"])
 

@@ -211,11 +211,14 @@ def join(
     sources: Annotated[list[Path], typer.Argument(help="Folders of records, two or more.")],
     out: Annotated[Path, _place("Folder for the joined record.")],
     profile: Annotated[str, typer.Option(help="smoke, quick, long or paper.")] = "quick",
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Overwrite a record with other seeds or settings.")
+    ] = False,
 ) -> None:
     """Join records of one experiment that were run with different seeds."""
     from fedlib.lab.evidence import records
 
-    record = records.join(paper, experiment, profile, sources, out)
+    record = records.join(paper, experiment, profile, sources, out, replace)
     typer.echo(f"Wrote {record.path}, {len(record.manifest['seeds'])} seeds")
 
 

@@ -233,14 +233,14 @@ def assignments(words: Iterable[str]) -> dict[str, Any]:
     Raises
     ------
     FedlibError
-        For a word without ``=``.
+        For a word without ``=``, or without a name before it.
     """
     parsed = {}
     for word in words:
         name, equals, text = word.partition("=")
         if of_a_run := re.fullmatch(r"(.+\.\w+)=([^=]*)", word):  # whose name may have one
             name, text = of_a_run.groups()
-        if not equals or not name:
+        if not equals or not name or name != name.strip("."):
             raise FedlibError(f"--set takes NAME=VALUE, for example lr=.01. Got '{word}'.")
         parsed[name] = text  # a word, unless it can be read as something else
         with contextlib.suppress(ValueError, SyntaxError):

@@ -32,7 +32,7 @@ from fedlib.lab.evidence.records import Record
 from fedlib.lab.job import Job, Outcome, study
 
 MOST_SEEDS = 10_000  # side by side
-A_WHILE = 60.0  # seconds of work that a killed run may lose count of
+A_WHILE = 5.0  # seconds of work that a killed run may lose count of
 
 
 def choose_device(device: str = "auto") -> str:

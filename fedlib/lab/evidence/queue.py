@@ -82,7 +82,7 @@ def join_parts(
 ) -> Path:
     """Put the records of some folders together, by default where stored records are."""
     if len(sources) > 1:
-        return records.join(paper, experiment, profile, sources, out).path
+        return records.join(paper, experiment, profile, sources, out, replace=True).path
     hand_on(paper, experiment, profile, sources[0], out)
     return records.load(paper, experiment, profile, out).path
 

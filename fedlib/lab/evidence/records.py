@@ -291,12 +291,15 @@ def _stored(path: Path, names: tuple[str, ...]) -> Record:
 @functools.lru_cache(maxsize=64)
 def _read(path: Path, page: Path, names: tuple[str, ...], stamp: tuple[int, ...]) -> Record:
     """Read and verify a record, once for each time that one of its files changes."""
+    at = page
     try:
-        rows, manifest = gzip.decompress(_content(path)), json.loads(_content(page))
+        manifest, at = json.loads(_content(page)), path
+        rows = gzip.decompress(_content(path))
         frame = pd.read_csv(io.BytesIO(rows), dtype=WORD_COLUMNS)
     except UNREADABLE as error:
         raise FedlibError(
-            f"Record {path} cannot be read ({error}). Delete it and its .json, and make it again."
+            f"Record {path} cannot be read ({at.name}: {error}). Delete it and its .json, and make "
+            "it again."
         ) from error
     conform(manifest, Manifest, str(page))
     if manifest["rows"] != hashlib.sha256(rows).hexdigest():
@@ -424,6 +427,7 @@ def join(
     profile: str,
     sources: Sequence[str | Path],
     out: str | Path | None = None,
+    replace: bool = False,
 ) -> Record:
     """Join records of the same experiment with different seeds into one.
 
@@ -433,12 +437,16 @@ def join(
         Folders of records, at least two.
     out
         Where the joined record goes; default is the paper's own folder.
+    replace
+        Overwrite a record that is there with other seeds than those to be joined, or other
+        settings.
 
     Raises
     ------
     FedlibError
         When they differ in settings (but for the number of seeds), data or tuning, or share a
-        seed; or in code, unless the present code is known to give the numbers of all of them.
+        seed; or in code, unless the present code is known to give the numbers of all of them; and
+        when a record would be lost.
     """
     parts = [load(paper, experiment, profile, source) for source in sources]
     if len(parts) < 2:
@@ -455,6 +463,14 @@ def join(
                 )
     if twice := sorted({seed for seed in seeds if seeds.count(seed) > 1}):
         raise FedlibError(f"Seeds {twice} are in more than one of the records.")
+    lost = None if replace else find(paper, experiment, profile, out)
+    if lost and not ({*lost.manifest["seeds"]} <= {*seeds}
+                     and _alike(lost.manifest, first, "settings")):  # fmt: skip
+        raise FedlibError(
+            f"{lost.path} is there already, with other settings or with seeds "
+            f"{', '.join(map(str, lost.manifest['seeds']))}. Choose another folder with --out, or "
+            "overwrite it with --replace."
+        )
     every = [r.manifest for r in parts]
     diverged: dict[str, dict] = {}
     for m in every:
