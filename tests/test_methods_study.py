@@ -260,7 +260,7 @@ def test_a_method_of_ones_own_with_the_name_of_the_books_is_not_taken_for_it(tmp
     assert len(book["each"].iloc[0]) > 1 and len(frame["SCAFFOLD"]) == 1
 
 
-def test_a_method_that_is_none_is_refused_before_anything_runs(tmp_path):
+def test_a_method_that_is_none_is_refused_before_anything_runs(tmp_path, monkeypatch):
     for name, words in (
         ("own", "'package.module:function'"), ("nowhere:own", "cannot be found"),
         (f"{__name__}:nothing", "cannot be found"),
@@ -270,6 +270,10 @@ def test_a_method_that_is_none_is_refused_before_anything_runs(tmp_path):
     with pytest.raises(FedlibError, match="no situation 'slo'.*slow"):
         matrix.enter(f"{__name__}:own", "smoke", out=tmp_path, names=["slo"])
     assert not list(tmp_path.iterdir())
+    (tmp_path / "half_written.py").write_text("def method(setup:")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(FedlibError, match="cannot read .*half_written.py, line 1"):
+        matrix.enter("half_written:method", "smoke", out=tmp_path)
 
 
 def pulled(setup):

@@ -259,6 +259,8 @@ def enter(
     try:
         function = study(method)
     except FedlibError as error:
+        if isinstance(error.__cause__, SyntaxError):
+            raise  # there is a file, and Python says what is wrong in it
         raise FedlibError(
             f"The method '{method}' cannot be found ({error.__cause__}). Its file lies in the "
             "folder where you are, or is installed."
