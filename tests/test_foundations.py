@@ -342,22 +342,28 @@ def splits():
     return page(SPLITTING)
 
 
-def test_the_judge_of_a_split_wants_shuffled_labels(splits):
-    def cut(labels, order, seed):
-        share = np.exp(np.random.default_rng(seed).standard_normal(20))
+def test_the_judge_of_a_split_wants_shuffled_labels_and_sizes_that_spread(splits):
+    def cut(labels, order, seed, sigma):
+        share = np.exp(sigma * np.random.default_rng(seed).standard_normal(20))
         sizes = 1 + splits["largest_remainder"](share / share.sum() * (len(labels) - 20))
         return [np.sort(part) for part in np.split(order, np.cumsum(sizes)[:-1])]
 
-    def by_label(labels, clients, seed):
-        return cut(labels, np.argsort(labels, kind="stable"), seed)
+    def by_label(labels, clients, seed, sigma):
+        return cut(labels, np.argsort(labels, kind="stable"), seed, sigma)
 
-    def shuffled(labels, clients, seed):
-        return cut(labels, np.random.default_rng(seed).permutation(len(labels)), seed)
+    def in_order(labels, clients, seed, sigma):
+        return cut(labels, np.arange(len(labels)), seed, sigma)
 
-    assert splits["judge"](shuffled) == splits["judge"](splits["quantity"]) == "right"
-    assert splits["judge"](by_label) == "labels are not i.i.d."
-    assert "hardly differ" in splits["judge"](lambda y, n, seed: np.array_split(np.arange(1400), n))
-    assert "lost" in splits["judge"](lambda *_: [np.arange(5), np.arange(9)])
+    def shuffled(labels, clients, seed, sigma):
+        return cut(labels, np.random.default_rng(seed).permutation(len(labels)), seed, sigma)
+
+    judge = splits["judge"]
+    assert judge(shuffled) == judge(splits["quantity"]) == "right"
+    assert judge(by_label) == "labels are not i.i.d."
+    assert "nothing was shuffled" in judge(in_order)
+    assert "spread by" in judge(lambda y, n, seed, sigma: shuffled(y, n, seed, 3.0))
+    assert "spread by" in judge(lambda y, n, *_: np.array_split(np.arange(1400), n))
+    assert "lost" in judge(lambda *_: [np.arange(5), np.arange(9)])
 
 
 def test_rounding_to_whole_images_not_chance_moves_small_clients_away(splits):
