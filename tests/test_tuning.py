@@ -234,6 +234,11 @@ def test_joined_seeds_are_the_seeds_run_together(tmp_path):
         records.join("participation", "factor", "smoke", parts, tmp_path / "g")
     assert records.load("participation", "factor", "smoke", tmp_path / "g").manifest["seeds"] == [4]
     records.join("participation", "factor", "smoke", parts, tmp_path / "g", replace=True)
+    held = records.load("participation", "factor", "smoke", tmp_path / "g")
+    told = held.manifest | {"settings": held.manifest["settings"] | {"clients": 7}}
+    records.save(tmp_path / "h", held.frame, told)  # the same seeds, something else
+    with pytest.raises(FedlibError, match="is there already, with other settings"):
+        records.join("participation", "factor", "smoke", parts, tmp_path / "h")
     with pytest.raises(FedlibError, match="at least two"):
         records.join("participation", "factor", "smoke", [tmp_path / "a"])
 
