@@ -73,13 +73,8 @@ def papers(file: str = "experiments.toml") -> dict[str, Path]:
     FedlibError
         When a folder of ``FEDLIB_PAPERS`` is not there, or two papers have one name.
     """
-    named = os.environ.get("FEDLIB_PAPERS", "").split(os.pathsep)
-    homes = [expand(p, "FEDLIB_PAPERS") for p in named if p]
-    for home in homes:
-        if not os.path.isdir(home):
-            raise FedlibError(f"FEDLIB_PAPERS names {home}, which is not a folder.")
     folders: dict[str, Path] = {}
-    for home in [data_folder() / "papers", *homes]:
+    for home in [data_folder() / "papers", *_homes_of_others()]:
         for page in sorted(home.glob(f"*/{file}"), key=_chapter):
             if page.parent.name in folders:
                 raise FedlibError(
@@ -88,6 +83,15 @@ def papers(file: str = "experiments.toml") -> dict[str, Path]:
                 )
             folders[page.parent.name] = page.parent
     return folders
+
+
+def _homes_of_others() -> list[Path]:
+    named = os.environ.get("FEDLIB_PAPERS", "").split(os.pathsep)
+    homes = [expand(p, "FEDLIB_PAPERS") for p in named if p]
+    for home in homes:
+        if not os.path.isdir(home):
+            raise FedlibError(f"FEDLIB_PAPERS names {home}, which is not a folder.")
+    return homes
 
 
 class About(Page):
@@ -127,5 +131,10 @@ def paper_folder(paper: str) -> Path:
     """
     known = papers()
     if paper not in known:
-        raise unknown("paper", paper, known)
+        error = unknown("paper", paper, known)
+        for home in _homes_of_others():
+            if not any(home.glob("*/experiments.toml")):
+                error.add_note(f"FEDLIB_PAPERS names {home}, but there is no "
+                               f"{home / paper / 'experiments.toml'}.")  # fmt: skip
+        raise error
     return known[paper]

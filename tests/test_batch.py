@@ -568,6 +568,13 @@ def test_interrupted_and_taken_up_again(march, tmp_path, how):
     assert one.read_bytes() == other.read_bytes()
 
 
+def test_seconds_of_earlier_starts_count(march, here, tmp_path, monkeypatch):
+    monkeypatch.setattr(experiments, "_seconds", lambda folder: (100.0, 100.0))
+    page = {"set": FAR, "grid": {"rate": [1.0, 2.0]}}
+    table = batch.run(page, tmp_path / "out", progress=False)
+    assert (table["seconds"] >= 50).all(), "two jobs share a start"
+
+
 def command_lines(group: int) -> str:
     shown = subprocess.run(
         ["ps", "-axww", "-o", "pgid=", "-o", "args="], capture_output=True, text=True, check=True

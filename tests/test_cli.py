@@ -310,6 +310,7 @@ def test_data_get_and_verify(tmp_path):
         ("run participation fg1", ["Did you mean 'fig1'?", "Valid: ", "figD3", "speedup"]),
         ("run participation fig1 --profile fast", ["'fast'", "Valid: long, paper, quick, smoke."]),
         ("run participation fig1 --device gpu", ["'gpu'", "Valid: auto, cpu, cuda."]),
+        ("run participation fig1 --set spede=3", ["A changed setting", "Did you mean 'speed'?"]),
         ("claims participaton", ["Did you mean 'participation'?"]),
         ("bench local-sdg", ["Did you mean 'local-sgd'?"]),
         ("data get mnits", ["Did you mean 'mnist'?", "Valid: ", "digits"]),
@@ -326,6 +327,7 @@ def test_unknown_names(command, words):
     "command",
     [
         *("rum", "run", "list --yaml", "gpu --minutes 0", "matrix a:b --seeds 0"),
+        "vertical mpi --work -1",
     ],
 )
 def test_usage(command, tmp_path, monkeypatch):
@@ -340,6 +342,21 @@ def test_tuned_is_no_number_where_nothing_was_tuned(tmp_path):
     done = call("run", PAPER, "fig1", *asked, code=2)
     assert "with a changed lr" in done.stderr and "'lr' is \"tuned\"" in done.stderr
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("word", ["local_steps=1" + "0" * 22, "looks=1" + "0" * 15])
+def test_a_number_that_does_not_fit_is_told(word, tmp_path):
+    asked = ["--profile", "smoke", "--set", word, "--out", str(tmp_path), "--yes"]
+    told = call("run", PAPER, "fig1", *asked, code=2).stderr
+    assert "too large for here" in told and "Traceback" not in told
+
+
+def test_a_folder_too_high_is_told_where_a_paper_is_looked_for(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDLIB_PAPERS", str(tmp_path))
+    (tmp_path / "papers" / "mine").mkdir(parents=True)
+    (tmp_path / "papers" / "mine" / "experiments.toml").touch()
+    told = call("run", "mine", "fig1", code=2).stderr
+    assert f"there is no {tmp_path / 'mine' / 'experiments.toml'}" in told
 
 
 def test_a_note_on_a_mistake_is_told(monkeypatch):

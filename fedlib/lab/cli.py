@@ -32,6 +32,9 @@ class _ForPeople(typer.core.TyperGroup):
             told = [str(error), *getattr(error, "__notes__", ())]
             typer.echo(f"fedlib: {' '.join(told)}", err=True)
             raise typer.Exit(2) from error
+        except (MemoryError, OverflowError) as error:
+            typer.echo(f"fedlib: too large for here: {error}. Use smaller numbers.", err=True)
+            raise typer.Exit(2) from error
         except KeyboardInterrupt:
             typer.echo("Interrupted. Run the same command again to go on.", err=True)
             raise typer.Exit(130) from None

@@ -200,7 +200,7 @@ def _experiment(
     try:
         catalogue.check_experiment(paper, experiment, profile, changes)
     except FedlibError as error:
-        _, ours, what = str(error).partition("[changes]: ")
+        _, ours, what = str(error).partition(f"{catalogue.CHANGED}: ")
         if not ours:
             raise
         raise FedlibError(f"{source}: {what}") from error

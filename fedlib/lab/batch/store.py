@@ -18,6 +18,7 @@ from fedlib.lab.batch.grid import COLUMNS, BatchJob
 from fedlib.paths import expand
 
 PAGE = "jobs.json"
+WRITABLE = "Make it writable, or copy the batch's folder to where you can write."
 TICKS = 8  # values of an axis that are written out
 
 
@@ -135,16 +136,16 @@ def collect(folder: str | Path) -> Path:
         pages[job.id] = json.dumps(record.manifest, indent=1, sort_keys=True) + "\n"
     if not frames:
         raise FedlibError(f"No experiment in {folder} is finished: there are no rows to collect.")
-    home = files.make_folder(folder / "store" / "manifests")
+    home = files.make_folder(folder / "store" / "manifests", WRITABLE)
     for other in {path.stem for path in home.glob("*.json")} - {*pages}:
         (home / f"{other}.json").unlink()
     for name, page in pages.items():
-        files.publish(home / f"{name}.json", page.encode())
+        files.publish(home / f"{name}.json", page.encode(), WRITABLE)
     packed = io.BytesIO()
     with gzip.GzipFile(fileobj=packed, mode="wb", mtime=0) as stream:
         stream.write(pd.concat(frames).to_csv(index=False, float_format="%.7g").encode())
     target = folder / "store" / "rows.csv.gz"
-    files.publish(target, packed.getvalue())
+    files.publish(target, packed.getvalue(), WRITABLE)
     return target
 
 

@@ -55,12 +55,12 @@ def carry_out_unit(unit: Unit, folder: Path) -> dict[str, str]:
     dict
         Every job's status by its id.
     """
-    began = time.perf_counter()
+    began, spent = time.perf_counter(), None
     try:
         if unit.jobs[0].notebook:
             _run_notebook(unit.jobs[0], folder)
         else:
-            _run_experiment(unit, folder)
+            spent = _run_experiment(unit, folder)
         message = why = ""
     except locks.UnderWay:
         raise
@@ -72,7 +72,7 @@ def carry_out_unit(unit: Unit, folder: Path) -> dict[str, str]:
     if message and len(unit.jobs) > 1:
         each = [carry_out_unit(Unit((job,)), folder) for job in unit.jobs]
         return dict(ChainMap(*each))
-    seconds = (time.perf_counter() - began) / len(unit.jobs)
+    seconds = (time.perf_counter() - began if spent is None else spent) / len(unit.jobs)
     if message:
         return fail(unit, folder, message, why, seconds)
     for job in unit.jobs:
@@ -130,8 +130,14 @@ def _run_notebook(job: BatchJob, folder: Path) -> None:
 # ------------------------------------------------------------------ experiments
 
 
-def _run_experiment(unit: Unit, folder: Path) -> None:
-    """Run a unit's jobs as rows of one run, and give each its record."""
+def _run_experiment(unit: Unit, folder: Path) -> float:
+    """Run a unit's jobs as rows of one run, and give each its record.
+
+    Returns
+    -------
+    float
+        Seconds, those of earlier starts included.
+    """
     first = unit.jobs[0]
     home = folder / "units" / unit.id
     changes, names = together(unit)
@@ -142,6 +148,7 @@ def _run_experiment(unit: Unit, folder: Path) -> None:
     for job in unit.jobs:
         mine = {name: run for name, (variant, run) in names.items() if variant == job.variant}
         _give(unit, job, whole, mine or {name: name for name in whole.frame["run"]}, folder)
+    return whole.manifest["wall_seconds"]
 
 
 def _give(unit: Unit, job: BatchJob, whole: Record, mine: dict[str, str], folder: Path) -> None:

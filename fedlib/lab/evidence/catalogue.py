@@ -20,6 +20,7 @@ from fedlib.schema import Page, conform, keys, read_toml
 Profile = Literal["smoke", "quick", "long", "paper"]
 PROFILES = get_args(Profile)
 
+CHANGED = "A changed setting"  # before what is wrong with its name
 _SHARED = ("profiles", "common")
 
 
@@ -293,18 +294,18 @@ def check_experiment(
         return
     known = _keys(shapes)
     common, of_experiment, shared, special = _layers(table, experiment, profile)
-    _only(known, of_experiment, page, experiment)
-    _only(known, special, page, f"{experiment}.{profile}")
+    _only(known, of_experiment, f"{page}, [{experiment}]")
+    _only(known, special, f"{page}, [{experiment}.{profile}]")
     every = [_shapes(_whole(table, name)) for name in experiment_names(paper)]
     if not any(None in shapes for shapes in every):
         union = {key for shapes in every for key in _keys(shapes)}
-        _only(union, common, page, "common")
-        _only(union, shared, page, f"profiles.{profile}")
-    _only(known, {key.rpartition(".")[2]: key for key in changes or {}}, page, "changes")
+        _only(union, common, f"{page}, [common]")
+        _only(union, shared, f"{page}, [profiles.{profile}]")
+    _only(known, {key.rpartition(".")[2]: key for key in changes or {}}, CHANGED)
     names_seen: set[str] = set()
     for run in s.get("runs") or [{}]:
         name = f", run '{run.get('run', '')}'" * bool(run)
-        _only(known, run, page, experiment + name)
+        _only(known, run, f"{page}, [{experiment}{name}]")
         if run and not isinstance(run.get("run"), str):
             raise FedlibError(f"{page}, [{experiment}]: every run needs a name of its own{name}.")
         short = re.sub(r"\W", "_", run.get("run", ""))  # what files may be called
@@ -353,6 +354,6 @@ def _keys(shapes: list[Any]) -> set[str]:
     return {key for shape in shapes for key in keys(shape)}
 
 
-def _only(known: set[str], values: dict[str, Any], page: str, table: str) -> None:
+def _only(known: set[str], values: dict[str, Any], place: str) -> None:
     for key in sorted({*values} - known):
-        raise FedlibError(f"{page}, [{table}]: unknown key '{key}'.{nearest(key, sorted(known))}")
+        raise FedlibError(f"{place}: unknown key '{key}'.{nearest(key, sorted(known))}")

@@ -40,12 +40,12 @@ def mpi(
         bool, typer.Option("--equal", help="Equal shares of the steps, instead of a common pot.")
     ] = False,
     work: Annotated[
-        float, typer.Option(help="Seconds a party sleeps for a number, read or updated.")
+        float, typer.Option(min=0, help="Seconds a party sleeps for a number, read or updated.")
     ] = 0.0,
     slower: Annotated[
-        float, typer.Option(help="By what share the last party takes longer, such as 0.4.")
+        float, typer.Option(min=0, help="By what share the last party takes longer, such as 0.4.")
     ] = 0.0,
-    message: Annotated[float, typer.Option(help="Seconds that a message is held.")] = 0.0,
+    message: Annotated[float, typer.Option(min=0, help="Seconds that a message is held.")] = 0.0,
     hosts: Annotated[
         str | None, typer.Option(help="A file of hosts for mpiexec. Default: this machine.")
     ] = None,
