@@ -149,7 +149,7 @@ def test_figure_without_data_is_small():
     single = Explorer(
         "t", {"a": [1, 2, 3]}, lambda a: Frame(lines={"amplified": [[0, 0], [1, a]]}), xlabel="x"
     )
-    assert len(single._repr_html_().encode()) < 7020
+    assert len(single._repr_html_().encode()) < 7100
 
 
 def test_logarithmic_axes_place_decades_evenly():
@@ -284,15 +284,22 @@ def test_a_plane_may_be_left_on_any_side_and_zero_is_no_divergence():
 
 
 def named() -> Explorer:
-    """A figure with a line for every value of a control, and one more."""
+    """A figure with a line for every value of a control, and one more, not at the last rate."""
     lines = {name: [[0, k], [1, k + 1]] for k, name in enumerate(["calm", "wild", "mean"])}
+    frame = lambda rate, kind: Frame(lines=dict(list(lines.items())[: 3 - (rate == 3)]))  # noqa: E731
     controls = {"rate": [1, 2, 3], "kind": ["calm", "wild"]}
-    return Explorer("named", controls, lambda rate, kind: Frame(lines=lines), start=(1, "wild"))
+    return Explorer("named", controls, frame, start=(1, "wild"))
 
 
 def test_the_chosen_line_stands_out():
     marks = [a for a in Page(named()._repr_html_()).every("path") if "data-c" in a]
     assert [(a["data-c"], "data-on" in a) for a in marks] == [("1,0", False), ("1,1", True)]
+
+
+def test_the_legend_names_what_is_drawn():
+    for rate, gone in ((1, 0), (3, 1)):
+        legend = Page("".join(named().picture((rate, "wild"))))
+        assert sum("hidden" in a for a in legend.every("span")) == gone
 
 
 def test_a_readout_that_is_not_finite_says_so():
@@ -426,6 +433,15 @@ def test_the_line_that_stands_out_follows_the_control(tab):
     assert tab.evaluate(wide) == ["4px", "2px", "2px"]
     faint = "getComputedStyle(document.querySelectorAll('#named .fedx-o path')[1]).strokeWidth"
     assert tab.evaluate(faint) == "1px"
+
+
+@pytest.mark.slow
+def test_the_legend_follows_the_control(tab):
+    shown = """[...document.querySelectorAll("#named .fedx-e span")].filter(e =>
+      e.checkVisibility()).map(e => e.textContent)"""
+    assert tab.evaluate(shown) == ["calm", "wild", "mean"]
+    tab.evaluate(MOVE % [4, 2])
+    assert tab.evaluate(shown) == ["calm", "wild"]
 
 
 @pytest.mark.slow

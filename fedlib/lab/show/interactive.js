@@ -34,6 +34,7 @@ const [f,s,k,w]=D.f[n],V=D.v;
 q("[data-c]").forEach(e=>{
 const[i,v]=e.dataset.c.split(",");
 e.toggleAttribute("data-on",C[i].value==v)});
+q(".fedx-e>span").forEach((e,i)=>e.hidden=V[f[i]]=="");
 put(".fedx-p>.fedx-l",f.map((v,i)=>D.m[i][0]?trace(V[v]):""));
 put(".fedx-m",f.map((v,i)=>D.m[i][1]?trace(V[v],D.m[i][1]):""));
 put("g .fedx-h",runs(V[s]));

@@ -352,10 +352,11 @@ class Explorer:
 
     def picture(self, values: tuple, ghosts: str = "") -> list[str]:
         """The drawing, its legend and its readouts; ``ghosts`` are lines of earlier settings."""
-        return [self._svg(values, ghosts), self._legend(), self._readouts(values)]
-
-    def _svg(self, values: tuple, ghosts: str) -> str:
         paths = self.drawing(*values)
+        drawn = [self._svg(paths, values, ghosts), self._legend(paths)]
+        return [*drawn, self._readouts(values)]
+
+    def _svg(self, paths: list[str], values: tuple, ghosts: str) -> str:
         parts, y = [], TOP
         if self._top:
             strip, deep = self._strip(paths[2 * len(self._series) :], y)
@@ -434,13 +435,15 @@ class Explorer:
         across = _label(INNER // 2, high + 45, xlabel)
         return across + (turned + _label(0, 0, ylabel) + "</g>" if ylabel else "")
 
-    def _legend(self) -> str:
+    def _legend(self, paths: list[str]) -> str:
+        """What is drawn, by name; the script names the others where they are."""
         out = []
-        for _, line, s in self._series:
-            ink = _ink(s)
+        for k, (_, line, s) in enumerate(self._series):
+            drawn, ink = any(paths[2 * k : 2 * k + 2]), _ink(s)
+            key = KEY if drawn else KEY.replace("<span", "<span hidden", 1)
             rule = f'<path class="fedx-l"{ink} d="M1 9H33"/>' if line else ""
             mark = f'<path{_paint("fill", s)} d="M17 9{_mark(s)}"/>'
-            out.append(f"{KEY}{rule}{mark}</svg>{html.escape(s.label)}</span>")
+            out.append(f"{key}{rule}{mark}</svg>{html.escape(s.label)}</span>")
         if self._top:
             box = '<path class="fedx-h" d="M1 3h32v12H1z"/>'
             out.append(f"{KEY}{box}</svg>strongest cell: {_text(self._top)}</span>")
