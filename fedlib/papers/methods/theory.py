@@ -42,8 +42,9 @@ def pull(curvature: Any, lr: float, steps: Any, mu: float = 0.0) -> np.ndarray:
 def resting_point(minimisers: Any, weights: Any) -> Any:
     """Return ``Σ w_i z_i / Σ w_i``, where ``Σ w_i (z_i - x)`` is zero.
 
-    The weights ``p_i κ_i`` give the end of FedAvg, FedProx, MIFA and of every server optimizer,
-    ``p_i κ_i / τ_i`` that of FedNova, and ``p_i a_i`` the optimum, where SCAFFOLD rests.
+    The weights ``p_i κ_i`` give the end of FedAvg, FedProx and MIFA, and the only place where a
+    server optimizer can rest; ``p_i κ_i / τ_i`` the end of FedNova; and ``p_i a_i`` the optimum,
+    where SCAFFOLD rests.
 
     Parameters
     ----------
