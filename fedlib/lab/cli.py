@@ -33,7 +33,8 @@ class _ForPeople(typer.core.TyperGroup):
             typer.echo(f"fedlib: {' '.join(told)}", err=True)
             raise typer.Exit(2) from error
         except (MemoryError, OverflowError) as error:
-            typer.echo(f"fedlib: too large for here: {error}. Use smaller numbers.", err=True)
+            why = str(error) or type(error).__name__
+            typer.echo(f"fedlib: too large for here: {why}. Use smaller numbers.", err=True)
             raise typer.Exit(2) from error
         except KeyboardInterrupt:
             typer.echo("Interrupted. Run the same command again to go on.", err=True)

@@ -235,7 +235,8 @@ def of(paper: str, claim: Mapping[str, Any], judged_by: Iterable[Record]) -> dic
     """
     stored, now, asked = _stored(), text(claim), experiments_of(claim)
     entry = stored["claims"].get(f"{paper}/{claim['id']}", {})
-    before = [stored["looks"].get(f"{paper}/{name}", {}) for name in asked]
+    seen = asked.union(claim.get("seen", []))
+    before = [stored["looks"].get(f"{paper}/{name}", {}) for name in seen]
     manifests = [r.manifest for r in judged_by if r.manifest["experiment"] in asked]
     rules = [_noted(m, claim) for m in manifests]
     looks = [part["first"] for part in before if part]

@@ -75,6 +75,7 @@ class Claim(Page):
     smallest: NotRequired[dict[str, int | float]]  # differences that matter, by metric; time
     because: NotRequired[str]
     changed: NotRequired[str]
+    seen: NotRequired[list[str]]  # experiments with some of the same runs, looked at before
     expected: NotRequired[str]
     note: NotRequired[str]
     check: NotRequired[list[Asked]]

@@ -1,4 +1,4 @@
-"""Figures with one fixed look: the same colour, marker and line for a method in every chapter.
+"""Figures with one fixed look: the same colour, marker and line for a method all through a chapter.
 
 Nothing here is called by an algorithm, and nothing of Jupyter is imported: the functions take
 tidy records or plain arrays and draw on matplotlib axes.
