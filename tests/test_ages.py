@@ -252,6 +252,14 @@ def test_a_file_that_moved_is_followed(checkout, monkeypatch):
     assert checkout.age(monkeypatch, made)["since"][11:16] == "10:00"
 
 
+def test_a_look_at_another_record_with_the_same_runs_makes_the_rule_younger(checkout, monkeypatch):
+    checkout.commit("09:00", record=record("08:59", experiment="all"))
+    named = RULE.replace("[[claim]]", '[[claim]]\nseen = ["all"]')
+    for rule, word in ((RULE, "older"), (named, "younger")):
+        checkout.commit("10:00", rule)
+        assert checkout.age(monkeypatch, record("11:00"))["text"] == word
+
+
 def test_the_first_look_is_the_earliest_record_there_ever_was(checkout, monkeypatch):
     """Deleted, made anew with other settings: it was seen. A smoke run or tuning is no look."""
     checkout.commit("08:30", record=record("08:20", profile="smoke"))
