@@ -13,7 +13,7 @@ import pytest
 
 from fedlib import paths
 from fedlib.errors import FedlibError
-from fedlib.lab.evidence import ages
+from fedlib.lab.evidence import ages, claims
 
 if shutil.which("git") is None:
     pytest.skip("there is no git", allow_module_level=True)
@@ -250,6 +250,13 @@ def test_a_file_that_moved_is_followed(checkout, monkeypatch):
     elsewhere.rename(checkout.home / "claims.toml")
     checkout.commit("12:00", record=made)
     assert checkout.age(monkeypatch, made)["since"][11:16] == "10:00"
+
+
+def test_what_a_claim_says_was_seen_is_an_experiment_that_was_looked_at():
+    stored = ages._stored()["looks"]
+    seen = [f"{paper}/{name}" for paper in paths.papers("claims.toml")
+            for claim in claims.claims_of(paper) for name in claim.get("seen", [])]  # fmt: skip
+    assert seen and {*seen} <= {*stored}
 
 
 def test_a_look_at_another_record_with_the_same_runs_makes_the_rule_younger(checkout, monkeypatch):
