@@ -122,6 +122,8 @@ def test_what_is_right_passes_and_keeps_its_values(walk, tmp_path):
         ("[common]", "[common]\nwindou = 3", ["[common]", "Did you mean 'window'"]),
         ('title = "How far"', 'tilte = "How far"', ["[far]", "'title' is missing"]),
         ('title = "How far"', 'title = "How far"\nspeed = 3', ["[far]", "unknown key 'speed'"]),
+        ('title = "How far"', 'title = "How far"\nseeds = 7', ["[far]", "'seeds' is never used",
+                                                               "[far.smoke]"]),
         ("[far.quick]", "[far.smoke]\nwnidow = 1", ["[far.smoke]", "Did you mean 'window'"]),
         ("[profiles.smoke]", "[profiles.small]", ["[profiles]", "small", "'smoke'"]),
         ("[profiles.smoke]", "[profile.smoke]", ["[profile]", "'where' is missing"]),

@@ -296,6 +296,12 @@ def check_experiment(
     common, of_experiment, shared, special = _layers(table, experiment, profile)
     _only(known, of_experiment, f"{page}, [{experiment}]")
     _only(known, special, f"{page}, [{experiment}.{profile}]")
+    at = [_layers(table, experiment, name)[2:] for name in profiles(paper, experiment)]
+    for key in (k for k in of_experiment if all(k in own | shared for shared, own in at)):
+        raise FedlibError(
+            f"{page}, [{experiment}]: '{key}' is never used, as every profile has its own. Write "
+            f"it in [{experiment}.{profile}], or leave it out."
+        )
     every = [_shapes(_whole(table, name)) for name in experiment_names(paper)]
     if not any(None in shapes for shapes in every):
         union = {key for shapes in every for key in _keys(shapes)}

@@ -75,7 +75,7 @@ class Waiting(Split):
 
     wait: bool
     slow: PositiveFloat  # by what factor the last silo's local steps are slower
-    comm: PositiveFloat  # mean time of a message
+    comm: PositiveFloat  # mean time of a round trip
     Q: PositiveInt
     lr: PositiveFloat
     batch_size: PositiveInt
