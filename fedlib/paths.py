@@ -130,7 +130,7 @@ def paper_folder(paper: str) -> Path:
         For an unknown paper, with the valid ones.
     """
     known = papers()
-    if paper not in known:
+    if not isinstance(paper, str) or paper not in known:
         error = unknown("paper", paper, known)
         for home in _homes_of_others():
             if not any(home.glob("*/experiments.toml")):

@@ -215,7 +215,9 @@ def test_values_of_a_command_line():
         ({"set": FAR | {"seeds": 2}, "grid": {"seed": [1]}}, ["both 'seed' and 'seeds'"]),
         ({"set": FAR, "headline": {"run": "fats"}}, ["run in [headline]", "'fast'"]),
         ({"set": FAR, "grid": {"seconds": [1.0]}}, ["'seconds' is a column"]),
+        ({"set": FAR | {"paper": ["march"]}}, ["Unknown paper '['march']'"]),
         ({"notebook": "not_there.ipynb"}, ["no notebook", "not_there.ipynb"]),
+        ({"notebook": "a.ipynb", "headline": {"run": "fast"}}, ["[headline] is for experiments"]),
     ],
 )
 def test_a_mistake_in_a_grid_is_named(march, page, words, tmp_path):

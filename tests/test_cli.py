@@ -236,6 +236,12 @@ def test_stale_is_silent_until_something_is_stale(tmp_path, monkeypatch):
     assert row["again"] == f"fedlib run {PAPER} figB1 --profile smoke --out data/papers"
     assert row["again"] in call("stale").stdout and row["again"] in call("stale", PAPER).stdout
     assert call("stale", "hierarchy").output == "", "of another paper"
+    gone = record.manifest | {"experiment": "gone"}
+    record.path.rename(record.path.with_name("gone.smoke.csv.gz"))
+    record.manifest_path.rename(page := record.path.with_name("gone.smoke.json"))
+    page.write_text(json.dumps(gone))
+    (row,) = json.loads(call("stale", "--json").stdout)
+    assert row["why"] and row["again"].startswith("delete ") and "gone.smoke" in row["again"]
 
 
 def test_check_compares_with_the_stored_smoke_run(tmp_path, monkeypatch):

@@ -269,6 +269,8 @@ def test_a_method_that_is_none_is_refused_before_anything_runs(tmp_path, monkeyp
             matrix.enter(name, "smoke", out=tmp_path)
     with pytest.raises(FedlibError, match="no situation 'slo'.*slow"):
         matrix.enter(f"{__name__}:own", "smoke", out=tmp_path, names=["slo"])
+    with pytest.raises(FedlibError, match="no records of .* at the profile 'paper'"):
+        matrix.enter(f"{__name__}:own", "paper", out=tmp_path)
     assert not list(tmp_path.iterdir())
     (tmp_path / "half_written.py").write_text("def method(setup:")
     monkeypatch.syspath_prepend(tmp_path)

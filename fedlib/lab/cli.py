@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import lzma
 import os
 import signal
 import sys
 import tempfile
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -35,6 +37,13 @@ class _ForPeople(typer.core.TyperGroup):
         except (MemoryError, OverflowError) as error:
             why = str(error) or type(error).__name__
             typer.echo(f"fedlib: too large for here: {why}. Use smaller numbers.", err=True)
+            raise typer.Exit(2) from error
+        except PermissionError as error:
+            typer.echo(f"fedlib: {error.filename} is not open to you: {error.strerror}.", err=True)
+            raise typer.Exit(2) from error
+        except (zlib.error, lzma.LZMAError) as error:
+            told = "`fedlib data verify` says which of its own are"
+            typer.echo(f"fedlib: A packed file is damaged ({error}); {told}.", err=True)
             raise typer.Exit(2) from error
         except KeyboardInterrupt:
             typer.echo("Interrupted. Run the same command again to go on.", err=True)
@@ -292,7 +301,7 @@ def records_(
 @app.command()
 def matrix(
     method: Annotated[str, typer.Argument(help="MODULE:FUNCTION; the function makes it.")],
-    profile: Annotated[str, typer.Option(help="smoke, quick or paper.")] = "quick",
+    profile: Annotated[str, typer.Option(help="smoke or quick.")] = "quick",
     strength: Annotated[
         list[float] | None, typer.Option(help="A value of its own setting; several times.")
     ] = None,
@@ -331,7 +340,10 @@ def stale(
         names = record.names
         state = record.compared(again=True)
         if everything or state.word == "stale":
-            again = catalogue.command(*names[:2], profile=names[2])
+            try:
+                again = catalogue.command(*names[:2], profile=names[2])
+            except FedlibError:  # the experiment is no more
+                again = f"delete {record.path}"
             name = "{}/{}.{}".format(*names)
             rows.append(dict(record=name, state=state.word, why=state.why, again=again))
     if rows or as_json:
@@ -445,9 +457,12 @@ def batch_run(
 
     values = assignments(changes or [])
     jobs = batch.read_grid(grid, values)
-    kinds = {(job.paper, job.experiment, job.profile): job for job in jobs if not job.notebook}
-    for names, job in kinds.items():
-        _note_added(job.experiment, catalogue.settings(*names), job.changes)
+    kinds: dict[tuple[str, ...], dict[str, Any]] = {}
+    for job in jobs:
+        if not job.notebook:
+            kinds.setdefault((job.paper, job.experiment, job.profile), {}).update(job.changes)
+    for names, added in kinds.items():
+        _note_added(names[1], catalogue.settings(*names), added)
     if dry_run:
         todo = plan(jobs, workers, shard)
         left = [part for unit in todo for part in remaining(unit, out, retry)]

@@ -307,9 +307,10 @@ def gpu_summary(result: dict[str, Any]) -> str:
         if mine:
             worst = max(mine, key=lambda row: row["apart"] / row["allowed"])
             far = f"{worst['apart']:.1e} of the way apart, {worst['allowed']:.0e} allowed"
-            lines.append(f"        {dtype}: nearest to its bound is '{worst['trial']}', {far}")
+            lines.append(f"        {dtype}: '{worst['trial']}' is farthest, by its bound: {far}")
     lines += [f"        {r['verdict']}: {r['trial']}, {r['type']} {r['why']}" for r in wrong]
-    lines += ["", "Fast?   Five local steps of each model, and whole rounds of Figure 1's CNN:"]
+    rounds = ", and whole rounds of Figure 1's CNN" * bool(result.get("rounds"))
+    lines += ["", f"Fast?   Five local steps of each model{rounds}:"]
     timed = [*result.get("steps", []), *result.get("rounds", [])]
     lines += [f"        {_words(row)}" for row in timed]
     ways = collections.Counter(result.get("convolutions", {}).values())

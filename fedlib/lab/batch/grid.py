@@ -119,6 +119,8 @@ def read_grid(
         if not file.is_file():
             raise FedlibError(f"There is no file {grid}.")
         home, page = file.parent, read_toml(file, GridPage)
+    if "notebook" in page and "headline" in page:
+        raise FedlibError(f"{source}: [headline] is for experiments; a notebook glues its own.")
     axes, same, changes = page.get("grid", {}), page.get("set", {}), dict(changes or {})
     if empty := [name for name, values in axes.items() if not values]:
         raise FedlibError(f"{source}: the axis '{empty[0]}' has no values.")

@@ -187,6 +187,8 @@ def plot(folder: str | Path, x: str | None = None, by: str | None = None) -> Any
     if lost[table.index].all() or x is None:
         why = lacking(folder) or "no job has one, or none has an axis."
         raise FedlibError(f"There is no headline to draw in {folder}: {why}")
+    if not pd.api.types.is_numeric_dtype(table[x]):  # numbers and words on one axis
+        table = table.assign(**{x: table[x].map(str, na_action="ignore")})
     figure, axis = plt.subplots()
     values = table[by].dropna().unique() if by else [None]
     for value, look in plotting.sweep(values, f"{by} = {{}}").items():

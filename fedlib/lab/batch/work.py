@@ -65,8 +65,9 @@ def carry_out_unit(unit: Unit, folder: Path) -> dict[str, str]:
     except locks.UnderWay:
         raise
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in FULL:
-            raise files.cannot_write(folder, error) from error
+        cause = error.__cause__ if isinstance(error, FedlibError) else error
+        if isinstance(cause, OSError) and cause.errno in FULL:
+            raise files.cannot_write(folder, cause) from cause
         message = f"{error}\n" if isinstance(error, FedlibError) else traceback.format_exc()
         why = _in_short(error)
     if message and len(unit.jobs) > 1:

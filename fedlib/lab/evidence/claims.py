@@ -322,6 +322,11 @@ def _check(
         return blank
     except MissingRows as error:
         return replace(blank, why=str(error))
+    except KeyError as error:
+        raise FedlibError(
+            f"Claim {claim['id']}: the measure '{check['measure']}' needs a column that the record "
+            f"of '{check['experiment']}' lacks ({error.args[0]})."
+        ) from error
     family = sum(other.get("essential", True) == essential for other in claim["check"])
     level = 1 - (1 - LEVEL) / (family * check.get("looks", 1))
     low, high = got.interval(level)

@@ -10,7 +10,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from numbers import Integral
 from pathlib import Path
 from typing import Any
@@ -230,7 +230,8 @@ def _counted(
 
     def keep() -> None:
         if folder.is_dir():
-            files.publish(folder / "seconds", "{:.3f} {:.3f}".format(*so_far()).encode())
+            with suppress(FedlibError):  # what stops a run counts, and not this
+                files.publish(folder / "seconds", "{:.3f} {:.3f}".format(*so_far()).encode())
 
     def keep_on() -> None:
         while not over.wait(A_WHILE):

@@ -48,7 +48,7 @@ def what_it_takes(row: Mapping[str, Any]) -> str:
     time = f"{time} of one core" if time else "how long it takes could not be timed"
     time += on_a_gpu(paper, names)
     sets = sorted({s for name in names if (s := _set(paper, name))})
-    data = ", ".join(s if s in _claim(row)["data"] else f"{s} (a substitute)" for s in sets)
+    data = ", ".join(s if s in _claim(row).get("data", ()) else f"{s} (a substitute)" for s in sets)
     nearer = "To come nearer to it" if "differs" in _claim(row) else "To try it as the paper did"
     line = f"{nearer}: {', '.join(names)} at the profile {PAPER}; {time}"
     line += f"; data: {data}" * bool(data)

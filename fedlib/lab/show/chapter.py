@@ -238,17 +238,19 @@ class Chapter:
         row = findings.brief(self.paper)
         if row is None:
             raise FedlibError(f"data/papers/{self.paper}/findings.toml has no 'brief'.")
-        ours = paths.about(paths.paper_folder(self.paper)).get("ours")
-        told = "We expected" if ours else "The paper reports"
         found = {row.claim: row.finding} | row.also
         each = "; ".join(f"{finding} ({claim})" for claim, finding in found.items())
-        lines = [f"**We find:** {row.answer}", f"* *{told}:* {row.paper}",
+        lines = [f"**We find:** {row.answer}", f"* *{self._told()}:* {row.paper}",
                  f"* *Finding:* {each}",
                  f"* *Scale{' of this check' * bool(row.whole)}:* {row.scale}",
                  f"* *Data:* {row.data}"]  # fmt: skip
         if row.whole:
             lines.append(f"* *The whole claim, with its other checks:* {row.whole}")
         return Markdown("\n".join([lines[0], "", *lines[1:]]))
+
+    def _told(self) -> str:
+        ours = paths.about(paths.paper_folder(self.paper)).get("ours")
+        return "We expected" if ours else "The paper reports"
 
     def findings(self) -> Markdown:
         """Return what stored records answer to readers' questions, each with its claim.
@@ -259,7 +261,7 @@ class Chapter:
         title = "**What we found**" + running * ", in the stored records and not in this run"
         answers = findings.answers(self.paper, None if running else self.out)
         lines = [
-            f"* **{row.question}** {row.answer} {row.setting} *The paper reports:* {row.paper}"
+            f"* **{row.question}** {row.answer} {row.setting} *{self._told()}:* {row.paper}"
             f" ({row.claim})"
             for row in answers
         ]

@@ -272,6 +272,12 @@ def enter(
             f"{method} cannot be called with one argument ({error}). A method is "
             "def method(setup), which returns an algorithm."
         ) from error
+    for name in names or every:
+        if records.find(PAPER, name, profile) is None:
+            raise FedlibError(
+                f"The book has no records of '{name}' at the profile '{profile}' to compare with; "
+                "it has those of 'quick' and 'smoke'."
+            )
     home, tables = Path(out) / f"{method.rpartition(':')[2]}-{_version(method, function)}", []
     tried = {name: _own_runs(method, name, profile, strengths) for name in names or every}
     say(f"As the book's records say, this takes {_expected(tried, profile, seeds)}, less what is "

@@ -18,7 +18,8 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from fedlib.engine.rng import stream
-from fedlib.lab.vertical.mpi import find_launcher, predicted_run, run_parties
+from fedlib.errors import FedlibError
+from fedlib.lab.vertical.mpi import environment, find_launcher, predicted_run, run_parties
 from fedlib.papers.vertical.problem import Problem, split_features
 from fedlib.papers.vertical.setup import METHODS, straggler
 from fedlib.population.delays import Deterministic
@@ -115,7 +116,11 @@ def messages_table() -> list[dict[str, Any]]:
         Rows with ``what`` and ``seconds``, a median.
     """
     command = [find_launcher(), "-n", "2", sys.executable, "-c", PING]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        command, env=environment(), capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise FedlibError(f"{command[0]} passed no message: {done.stderr.strip()[-300:]}")
     rows = [{"what": "message", "seconds": round(float(done.stdout), 8)}]
     for numbers in (12, 2_000_000):
         x, w = stream(0, "job", numbers).random((2, numbers))

@@ -305,14 +305,11 @@ def _lines(folder: Path, q: int) -> Iterator[Callable[[float], list[int]]]:
         yield look
 
 
-@contextlib.contextmanager
-def _started(
-    launcher: str, q: int, folder: Path, hosts: Path | None = None
-) -> Iterator[tuple[subprocess.Popen, dict[int, int]]]:
-    """Start ``mpiexec``; whatever happens, leave no process behind."""
+def environment() -> dict[str, str]:
+    """Return the environment in which ``mpiexec`` starts processes that find fedlib."""
     home = str(Path(fedlib.__file__).parents[1])
     path = os.pathsep.join(filter(None, [home, os.environ.get("PYTHONPATH")]))
-    env = os.environ | {
+    return os.environ | {
         "PYTHONPATH": path,
         "OMP_NUM_THREADS": "1",  # there are as many processes as parties already
         "OMPI_ALLOW_RUN_AS_ROOT": "1",  # Open MPI
@@ -320,6 +317,14 @@ def _started(
         "OMPI_MCA_rmaps_base_oversubscribe": "1",  # more parties than cores
         "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
     }
+
+
+@contextlib.contextmanager
+def _started(
+    launcher: str, q: int, folder: Path, hosts: Path | None = None
+) -> Iterator[tuple[subprocess.Popen, dict[int, int]]]:
+    """Start ``mpiexec``; whatever happens, leave no process behind."""
+    env = environment()
     code = "from fedlib.lab.vertical.wire import main; main()"
     where = ["-hostfile", str(hosts)] if hosts else []
     if not hosts:
