@@ -300,6 +300,8 @@ def test_nobody_listens(tmp_path):
     assert batch.status(tmp_path)["status"].eq("waiting").all()
     with pytest.raises(FedlibError, match="No Ray cluster answers at 'somewhere'"):
         batch.run(tomllib.loads(TRAINING), tmp_path, ray="somewhere", progress=False)
+    with pytest.raises(FedlibError, match="HOST:PORT here; got 'ray://somewhere:10001'"):
+        batch.run(tomllib.loads(TRAINING), tmp_path, ray="ray://somewhere:10001", progress=False)
 
 
 def test_somebody_else_listens(tmp_path):

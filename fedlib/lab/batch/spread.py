@@ -222,8 +222,11 @@ def _joined(address: str, threads: int, gpu: bool = False) -> Iterator[int]:
         import ray
     except ImportError as error:
         raise FedlibError("--ray needs Ray: pip install ray.") from error
+    at = os.environ.get("RAY_ADDRESS", address) if address == "auto" else address
+    if "://" in at:
+        raise FedlibError(f"A Ray cluster's address is HOST:PORT here; got '{at}'.")
     try:
-        _knock(os.environ.get("RAY_ADDRESS", address) if address == "auto" else address)
+        _knock(at)
         ray.init(address, logging_level="ERROR", log_to_driver=False)
     except (OSError, RuntimeError, ValueError) as error:
         raise FedlibError(
