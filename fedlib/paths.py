@@ -132,7 +132,7 @@ def paper_folder(paper: str) -> Path:
     known = papers()
     if not isinstance(paper, str) or paper not in known:
         error = unknown("paper", paper, known)
-        for home in _homes_of_others():
+        for home in _homes_of_others() if isinstance(paper, str) else ():
             if not any(home.glob("*/experiments.toml")):
                 error.add_note(f"FEDLIB_PAPERS names {home}, but there is no "
                                f"{home / paper / 'experiments.toml'}.")  # fmt: skip

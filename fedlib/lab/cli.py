@@ -39,11 +39,13 @@ class _ForPeople(typer.core.TyperGroup):
             typer.echo(f"fedlib: too large for here: {why}. Use smaller numbers.", err=True)
             raise typer.Exit(2) from error
         except PermissionError as error:
+            if error.filename is None:
+                raise
             typer.echo(f"fedlib: {error.filename} is not open to you: {error.strerror}.", err=True)
             raise typer.Exit(2) from error
         except (zlib.error, lzma.LZMAError) as error:
-            told = "`fedlib data verify` says which of its own are"
-            typer.echo(f"fedlib: A packed file is damaged ({error}); {told}.", err=True)
+            told = "`fedlib data verify` checks those in fedlib's cache"
+            typer.echo(f"fedlib: A packed file is damaged ({error}). {told}.", err=True)
             raise typer.Exit(2) from error
         except KeyboardInterrupt:
             typer.echo("Interrupted. Run the same command again to go on.", err=True)
@@ -340,10 +342,10 @@ def stale(
         names = record.names
         state = record.compared(again=True)
         if everything or state.word == "stale":
-            try:
+            if names[1] in catalogue.experiment_names(names[0]):
                 again = catalogue.command(*names[:2], profile=names[2])
-            except FedlibError:  # the experiment is no more
-                again = f"delete {record.path}"
+            else:
+                again = f"delete {record.path} and {record.manifest_path.name}"
             name = "{}/{}.{}".format(*names)
             rows.append(dict(record=name, state=state.word, why=state.why, again=again))
     if rows or as_json:

@@ -65,9 +65,11 @@ def carry_out_unit(unit: Unit, folder: Path) -> dict[str, str]:
     except locks.UnderWay:
         raise
     except Exception as error:
-        cause = error.__cause__ if isinstance(error, FedlibError) else error
+        cause = error.__cause__ or error
         if isinstance(cause, OSError) and cause.errno in FULL:
-            raise files.cannot_write(folder, cause) from cause
+            if isinstance(error, FedlibError):  # which says where
+                raise
+            raise files.cannot_write(folder, cause) from error
         message = f"{error}\n" if isinstance(error, FedlibError) else traceback.format_exc()
         why = _in_short(error)
     if message and len(unit.jobs) > 1:

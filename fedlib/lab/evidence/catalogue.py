@@ -75,8 +75,23 @@ def _read(path: Path) -> dict[str, Any]:
     conform({k: v for k, v in page.items() if k in _SHARED}, Shared, str(path))
     entries = {k: _like(k, page, path) for k in page if k not in _SHARED}
     conform(entries, dict[str, Experiment], str(path))
+    for name, entry in entries.items():
+        _used({*page[name]}, name, entry, page.get("profiles", {}), path)
     whole = {k: _whole_runs(entry) for k, entry in entries.items()}
     return {"profiles": {}, "common": {}} | page | whole
+
+
+def _used(
+    own: set[str], name: str, entry: dict[str, Any], shared: dict[str, Any], path: Path
+) -> None:
+    """Refuse what an experiment's own table says and every profile says otherwise."""
+    at = _profiles(entry, shared)
+    for key in own - {*PROFILES, "only", "like"}:
+        if at and all(key in {*shared.get(p, {}), *entry.get(p, {})} for p in at):
+            raise FedlibError(
+                f"{path}, [{name}]: '{key}' is never used, as every profile has its own. Write it "
+                f"in [{name}.{at[0]}], or leave it out."
+            )
 
 
 def _like(name: str, page: dict[str, Any], path: Path) -> Any:
@@ -151,7 +166,10 @@ def profiles(paper: str, experiment: str) -> Sequence[str]:
     """
     if experiment not in experiment_names(paper):
         raise unknown("experiment", experiment, experiment_names(paper))
-    entry, shared = _table(paper)[experiment], _table(paper)["profiles"]
+    return _profiles(_table(paper)[experiment], _table(paper)["profiles"])
+
+
+def _profiles(entry: dict[str, Any], shared: dict[str, Any]) -> Sequence[str]:
     has = {"smoke", "quick", *entry, *({"paper"} & shared.keys())}
     return entry.get("only", [name for name in PROFILES if name in has])
 
@@ -296,12 +314,6 @@ def check_experiment(
     common, of_experiment, shared, special = _layers(table, experiment, profile)
     _only(known, of_experiment, f"{page}, [{experiment}]")
     _only(known, special, f"{page}, [{experiment}.{profile}]")
-    at = [_layers(table, experiment, name)[2:] for name in profiles(paper, experiment)]
-    for key in (k for k in of_experiment if all(k in own | shared for shared, own in at)):
-        raise FedlibError(
-            f"{page}, [{experiment}]: '{key}' is never used, as every profile has its own. Write "
-            f"it in [{experiment}.{profile}], or leave it out."
-        )
     every = [_shapes(_whole(table, name)) for name in experiment_names(paper)]
     if not any(None in shapes for shapes in every):
         union = {key for shapes in every for key in _keys(shapes)}

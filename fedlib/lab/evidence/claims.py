@@ -325,7 +325,7 @@ def _check(
     except KeyError as error:
         raise FedlibError(
             f"Claim {claim['id']}: the measure '{check['measure']}' needs a column that the record "
-            f"of '{check['experiment']}' lacks ({error.args[0]})."
+            f"of {' or '.join(experiments(check))} lacks ({error.args[0]})."
         ) from error
     family = sum(other.get("essential", True) == essential for other in claim["check"])
     level = 1 - (1 - LEVEL) / (family * check.get("looks", 1))
