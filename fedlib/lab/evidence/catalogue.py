@@ -76,17 +76,17 @@ def _read(path: Path) -> dict[str, Any]:
     entries = {k: _like(k, page, path) for k in page if k not in _SHARED}
     conform(entries, dict[str, Experiment], str(path))
     for name, entry in entries.items():
-        _used({*page[name]}, name, entry, page.get("profiles", {}), path)
+        _used([*page[name]], name, entry, page.get("profiles", {}), path)
     whole = {k: _whole_runs(entry) for k, entry in entries.items()}
     return {"profiles": {}, "common": {}} | page | whole
 
 
 def _used(
-    own: set[str], name: str, entry: dict[str, Any], shared: dict[str, Any], path: Path
+    own: list[str], name: str, entry: dict[str, Any], shared: dict[str, Any], path: Path
 ) -> None:
     """Refuse what an experiment's own table says and every profile says otherwise."""
     at = _profiles(entry, shared)
-    for key in own - {*PROFILES, "only", "like"}:
+    for key in (k for k in own if k not in (*PROFILES, "only", "like")):
         if at and all(key in {*shared.get(p, {}), *entry.get(p, {})} for p in at):
             raise FedlibError(
                 f"{path}, [{name}]: '{key}' is never used, as every profile has its own. Write it "
