@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import gzip
 import json
 import os
@@ -13,12 +14,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import nbformat
 import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
+from fedlib import files
 from fedlib.errors import FedlibError
 from fedlib.lab import batch
 from fedlib.lab.batch import grid as grids
@@ -225,6 +228,33 @@ def test_a_mistake_in_a_grid_is_named(march, page, words, tmp_path):
         batch.run(page, tmp_path / "out", progress=False)
     assert [word for word in words if word not in str(told.value)] == [], told.value
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("told", [OSError, files.cannot_write])
+def test_a_full_disk_stops_the_batch_and_fails_no_job(march, monkeypatch, tmp_path, told):
+    full = OSError(errno.ENOSPC, "No space left on device")
+
+    def no_room(*_):
+        if told is OSError:
+            raise full
+        raise files.cannot_write("elsewhere", full) from full
+
+    monkeypatch.setattr(work, "_run_experiment", no_room)
+    (unit,) = batch.plan(batch.read_grid({"set": FAR, "grid": {"rate": [1.0, 2.0]}}))
+    where = tmp_path if told is OSError else "elsewhere"
+    with pytest.raises(FedlibError, match=f"{where}.*No space left"):
+        work.carry_out_unit(unit, tmp_path)
+    assert not list(tmp_path.rglob("error.txt"))
+
+
+def test_numbers_and_words_on_one_axis_are_drawn(monkeypatch, tmp_path):
+    table = pd.DataFrame({"job": ["a", "b"], "lr": [0.01, "tuned"], "status": work.DONE,
+                          "seconds": 1.0, "why": "", "headline": [1.0, 2.0]})  # fmt: skip
+    table = table[["job", "lr", "status", "seconds", "headline", "why"]]
+    monkeypatch.setattr(store, "job_table", lambda folder: table)
+    monkeypatch.setattr(store, "jobs", lambda folder: [SimpleNamespace(notebook="a.ipynb")])
+    (axis,) = store.plot(tmp_path).axes
+    assert [tick.get_text() for tick in axis.get_xticklabels()] == ["0.01", "tuned"]
 
 
 # --- what is run together -------------------------------------------------------------------------
