@@ -29,7 +29,8 @@ class WantedRecord(Page):
     experiment: str
     profile: NotRequired[str]  # paper, if not said
     hours: PositiveFloat  # that all its seeds are expected to take on one core
-    together: NotRequired[PositiveInt]  # seeds that are made at once, which takes less for each
+    together: NotRequired[PositiveInt | list[PositiveInt]]  # seeds that are made at once, which
+    # takes less for each; a list says it for one part after another, its last number for the rest
 
 
 class Queue(Page):
@@ -48,14 +49,17 @@ def read_queue(page: Path | None = None) -> list[WantedRecord]:
 
 
 def parts(
-    paper: str, experiment: str, profile: str, together: int = 1
+    paper: str, experiment: str, profile: str, together: int | Sequence[int] = 1
 ) -> dict[str, tuple[int, ...]]:
     """Return the seeds of each part of a record; a grid grows for all of its seeds alike."""
     s = catalogue.settings(paper, experiment, profile)
     seeds = experiments.choose_seeds(s, None)
     if "tunes" in s:
         return {"tuning": seeds}
-    each = [seeds[first : first + together] for first in range(0, len(seeds), together)]
+    sizes, each = [together] if isinstance(together, int) else [*together], []
+    while seeds:
+        size = sizes.pop(0) if len(sizes) > 1 else sizes[0]
+        each, seeds = [*each, seeds[:size]], seeds[size:]
     return {"-".join(map(str, some)): tuple(some) for some in each}
 
 
