@@ -34,7 +34,7 @@ def test_seeds_may_be_made_together(place, tmp_path):
     alone = {"1": (1,), "2": (2,)}
     assert queue.parts(*FIG3) == alone and queue.parts(*FIG3, together=2) == {"1-2": (1, 2)}
     ten = "participation", "fig2", "long"
-    assert [*queue.parts(*ten, [5, 2])] == ["1-2-3-4-5", "6-7", "8-9", "10"], "the last for the rest"
+    assert [*queue.parts(*ten, [5, 2])] == ["1-2-3-4-5", "6-7", "8-9", "10"], "the last goes on"
     place["page"].write_text(place["page"].read_text().replace("0.5", "0.5\ntogether = 2", 1))
     told = []
     queue.work(1, told.append, **place)

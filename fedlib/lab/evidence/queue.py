@@ -56,7 +56,7 @@ def parts(
     seeds = experiments.choose_seeds(s, None)
     if "tunes" in s:
         return {"tuning": seeds}
-    sizes, each = [together] if isinstance(together, int) else [*together], []
+    sizes, each = [together] if isinstance(together, int) else [*together] or [1], []
     while seeds:
         size = sizes.pop(0) if len(sizes) > 1 else sizes[0]
         each, seeds = [*each, seeds[:size]], seeds[size:]
