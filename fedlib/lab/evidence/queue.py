@@ -122,7 +122,7 @@ def queue_rows(
         else:
             have = sum(len(wanted[part]) for part in done)
             each = sum(s for p, s in zip(wanted, spent, strict=True) if p in done)
-            whole = each / len(done) * len(wanted) if done else entry["hours"] * HOUR
+            whole = each / have * seeds if done else entry["hours"] * HOUR
             needed = max(0.0, whole - sum(spent)) / HOUR
             state = "under way" if sum(spent) else "waiting"
         table.append({
