@@ -262,7 +262,6 @@ ON_A_CPU = {  # no data set: a toy, clocks, arithmetic, a small problem
         "lambdas",
         "worth",
         "many",
-        "few",
         "fig3",
         "rates-of-weights",
         "rates-of-models",
