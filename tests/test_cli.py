@@ -262,6 +262,7 @@ def test_check_compares_with_the_stored_smoke_run(tmp_path, monkeypatch):
     assert noted["seen"][toy] == ["0", now["code"][toy]]
     assert noted["seen"].keys() == now["code"].keys()
     assert noted["tables"] == ["before", *now["tables"]]
+    assert noted["tried"] == {now["instructions"].split(",")[0]: now["tables"][0]}
     records.save(tmp_path, held.frame.assign(value=held.frame["value"] * 1.01), older)
     told = call("check", PAPER, code=1)
     assert "values, first" in told.stdout

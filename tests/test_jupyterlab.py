@@ -10,7 +10,7 @@ import build
 import jupyter
 import nbformat
 import pytest
-from jupyter import CELLS, opened
+from jupyter import CELLS, CURRENT, opened
 
 pytestmark = [
     pytest.mark.slow,
@@ -80,6 +80,7 @@ def test_a_chapter_reads_runs_and_answers(chapter, address, chromium):
     assert notebook.page.evaluate(WIDER) == []
     slides(notebook)
     trains(notebook, stops=chapter.startswith("02"))
+    notebook.page.evaluate(f"{CURRENT}.sessionContext.shutdown()")  # or all kernels stay to the end
     notebook.page.close()
 
 

@@ -139,7 +139,7 @@ def visits(html: Path, chromium: browser.Browser) -> dict[tuple[str, str, int], 
     for number, name in enumerate(PAGES):
         schemes = list(SCHEMES.items())[:: -1 if number % 2 else 1]
         tab = chromium.open()
-        tab.show((html / f"{name}.html").as_uri(), dark=schemes[0][1])
+        tab.show((html / f"{name}.html").as_uri(), WIDTHS[0], dark=schemes[0][1])
         for width in WIDTHS:
             scheme, dark = schemes[width == WIDTHS[-1]]
             tab.prefer(dark)

@@ -41,7 +41,11 @@ for (const form of document.querySelectorAll("form.claims-filter")) {
 
 // A link to a place that is folded away, or to a folded section, opens it.
 function unfold() {
-  const place = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+  let name = location.hash.slice(1);
+  try {
+    name = decodeURIComponent(name);
+  } catch {} // an address with a stray percent sign: it is taken as it is
+  const place = document.getElementById(name);
   const folded = place?.closest("section")?.querySelector(":scope > details.folded:not([open])");
   const around = [];
   for (let part = folded ?? place; part; part = part.parentElement) {

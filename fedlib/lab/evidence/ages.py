@@ -194,6 +194,8 @@ def earlier(paper: str, experiment: str, profile: str, out: str | Path) -> dict[
         ``stood``, by claim, since when a record has had its rule as it is: nor younger. Neither
         where there is none, or for a smoke run.
     """
+    if profile == "smoke":
+        return {}
     dates, stood, now = [], {}, rules(paper, experiment)
     for place, kind in itertools.product((out, None), catalogue.PROFILES):
         record = records.find(paper, experiment, kind, place)
@@ -202,7 +204,7 @@ def earlier(paper: str, experiment: str, profile: str, out: str | Path) -> dict[
             for name, since in records.stood(record.manifest).items():
                 if record.manifest["rules"][name]["text"] == now.get(name, {}).get("text"):
                     stood[name] = min(since, stood.get(name, since))
-    if not dates or profile == "smoke":
+    if not dates:
         return {}
     return {"looked": min(dates), **({"stood": stood} if stood else {})}
 

@@ -167,8 +167,7 @@ def run(
             "small": _small(paper, experiment),
             **({"tuning": tuned} if tuned else {}),
             **present,
-            **provenance(place),
-            "commit": commit,
+            **provenance(place, commit),
         }
         records.save(out, outcome.frame, manifest)
         for left in home.glob(f".{experiment}.{profile}.*/"):  # of earlier code or settings, too
@@ -374,6 +373,9 @@ def check_again(paper: str, experiment: str, out: str | Path, progress: bool = T
         return f"the same rows from other data: {new['data']}, not {old['data']}"
     noted = old | freshness.stamp(old, old["code"])  # which made the stored rows
     noted |= freshness.stamp(noted, new["code"])
+    if old["versions"] == new["versions"]:
+        here = {new["instructions"].split(",")[0]: freshness.short_digest(new["code"])}
+        noted["tried"] = old.get("tried", {}) | here
     if noted != old:
         records.save(None, stored.frame, noted)
     return ""
@@ -390,10 +392,11 @@ def set_precision(tf32: bool) -> None:
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
 
 
-def provenance(device: str) -> dict[str, Any]:
+def provenance(device: str, commit: str | None = None) -> dict[str, Any]:
     """Return what every stored number is kept with: device, versions, commit and date.
 
     On a GPU also whether TF32 was allowed, and which way of convolving was chosen for which shapes.
+    The commit is the present one, unless it is given.
     """
     versions = {
         "fedlib": fedlib.__version__,
@@ -407,7 +410,7 @@ def provenance(device: str) -> dict[str, Any]:
         "device": _device_name(device),
         "instructions": f"{torch.backends.cpu.get_cpu_capability()}, {_processor()}",
         "versions": versions,
-        "commit": _commit(),
+        "commit": commit or _commit(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
 

@@ -76,6 +76,7 @@ class Manifest(Page):
     small: str | None
     seen: NotRequired[dict[str, list[str]]]
     tables: NotRequired[list[str]]
+    tried: NotRequired[dict[str, str]]  # by kind of instructions, the last table there
 
 
 WORD_COLUMNS = dict.fromkeys(("run", "split", "metric"), object)  # of which rules ask, soonest so
