@@ -120,7 +120,8 @@ def smoke(tmp_path_factory, known):
             place = out / "tuning" if "tunes" in s else out
             if known(paper, name):
                 stored = records.load(paper, name, "smoke")
-                m = {k: v for k, v in stored.manifest.items() if k not in ("seen", "tables", "tried")}
+                noted = {"seen", "tables", "tried"}
+                m = {k: v for k, v in stored.manifest.items() if k not in noted}
                 records.save(place, stored.frame, {**m, "settings": s, **freshness.present_code(s)})
                 made[paper, name] = records.load(paper, name, "smoke", place)
             else:
