@@ -1,5 +1,7 @@
 """Participation processes against what the specification derives about them."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 
@@ -173,6 +175,15 @@ def test_phases_are_spread_over_the_window():
     process = pt.PeriodicSampler(20, 2, groups=5, window=10)
     shifts = [process.shift(seed) for seed in range(200)]
     assert set(shifts) == set(range(10)) and 3.5 < np.mean(shifts) < 5.5
+
+
+def test_two_threads_draw_what_one_does():
+    process = pt.Markov(20, on=0.1, off=0.3)
+    alone = [process.draw(1, t)[0].tolist() for t in range(2000)]
+    pt._memory.cache_clear()
+    with ThreadPoolExecutor(2) as pool:
+        drawn = pool.map(lambda _: [process.draw(1, t)[0].tolist() for t in range(2000)], "ab")
+        assert all(found == alone for found in drawn)
 
 
 def test_chains_start_in_their_stationary_law():

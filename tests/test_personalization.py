@@ -465,6 +465,13 @@ def test_the_noise_is_counted_in_the_precision_of_the_gradients():
     assert_allclose(found, (apart / [1 / 3 + 1 / 2, 1 / 5 + 1 / 7]).mean(), rtol=1e-14)
 
 
+def test_without_noise_there_is_no_unit_for_lambda():
+    a, n = torch.ones(1, 2, 4), torch.tensor([[2, 2]])
+    same = Estimate(a, a, (n // 2, n // 2))
+    with pytest.raises(FedlibError, match="noise is estimated as zero.*unit='one'"):
+        Mixing().weights(same, torch.full((1, 2, 2), 0.5))
+
+
 def test_a_run_that_has_diverged_ends_no_other():
     """Beside a model that is no number the other run's bits are those of a run alone."""
     task, quiet = task_of(), dict(progress=False, evaluation=Evaluation(splits=()))

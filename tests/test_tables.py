@@ -103,6 +103,8 @@ def test_labels_of_every_kind():
         (FRAME.assign(age=pd.array([1, 2, 3, None, 5, 6], "Int64")), {}, r"\['age'\]"),
         (FRAME.assign(verdict=[1, np.nan] * 3), {}, "'verdict' lacks 3"),
         (FRAME.assign(verdict=[1, np.inf] * 3), {}, "'verdict'"),
+        (FRAME.assign(verdict=np.uint64([2**63 + 5, 1] * 3)), {}, "'verdict' holds uint64"),
+        (FRAME.assign(verdict=[1j, 2] * 3), {}, "'verdict' holds complex128"),
         (FRAME.assign(hospital=["a", None] * 3), {}, "'hospital' has missing"),
         (FRAME, dict(test=1.5), "got 1.5"),
         (FRAME, dict(test=0.01), "holds no row out"),

@@ -280,6 +280,8 @@ def test_some_writers_keep_their_traits():
     data = datasets.load("writers-digits", progress=False)
     own, few = datasets.owners(data), datasets.only(data, [7, "writer 002"])
     assert few.owners.names == ("writer 007", "writer 002")
+    with pytest.raises(FedlibError, match="are a list, of numbers or names; got 'writer 002'"):
+        datasets.only(data, "writer 002")
     for name in own.traits:
         assert np.array_equal(few.owners.traits[name], own.traits[name][[7, 2]])
     assert np.array_equal(few.test_x[few.owners.test_parts[1]], data.test_x[own.test_parts[2]])

@@ -112,6 +112,11 @@ def _targets(labels: pd.Series) -> tuple[np.ndarray, list]:
     missing = int(labels.isna().sum())
     if missing:
         raise FedlibError(f"Label column '{labels.name}' lacks {missing} values. Drop these rows.")
+    if is_complex_dtype(labels) or is_integer_dtype(labels) and labels.max() > 2**63 - 1:
+        raise FedlibError(
+            f"Label column '{labels.name}' holds {labels.dtype} values that are no targets. "
+            "Expected real numbers, whole ones below 2^63, or names of classes."
+        )
     if is_integer_dtype(labels):
         return labels.to_numpy(dtype=np.int64), []
     if is_float_dtype(labels):

@@ -198,7 +198,9 @@ def normed_cnn(shape: tuple[int, int, int], outputs: int, norm: str = "group") -
         Embedding width or number of classes.
     norm
         ``"group"``: four groups of channels. ``"batch"``: the statistics of the current batch, when
-        trained and when evaluated; an incomplete batch must not be padded.
+        trained and when evaluated, where it is the rows that are looked at together: how many that
+        are depends on how many runs stand beside each other. An incomplete batch must not be
+        padded.
     """
     normed = _norm(norm, 4)
     check_images(shape, outputs, 2)

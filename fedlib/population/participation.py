@@ -8,6 +8,7 @@ is measured by how far the average weights over an interval are from ``1/N``.
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Real
@@ -237,14 +238,18 @@ class _Sequential(Participation):
 
     def draw(self, seed: int, t: int) -> Draw:
         """Return round ``t``, generating all rounds before it the first time."""
-        state, rounds = _memory(self, seed)
-        try:
-            while len(rounds) <= t:
-                rounds.append(self.step(state, seed, len(rounds)))
-        except BaseException:  # stopped in the middle of a step: the kept state is not to be used
-            _memory.cache_clear()
-            raise
-        return rounds[t]
+        with _ONE_AT_A_TIME:  # a panel may run beside a notebook's cells
+            state, rounds = _memory(self, seed)
+            try:
+                while len(rounds) <= t:
+                    rounds.append(self.step(state, seed, len(rounds)))
+            except BaseException:  # stopped in the middle of a step: what is kept is no good
+                _memory.cache_clear()
+                raise
+            return rounds[t]
+
+
+_ONE_AT_A_TIME = threading.RLock()
 
 
 @functools.lru_cache(maxsize=256)

@@ -108,7 +108,10 @@ class UnevenFedAvg:
         return fedavg.State(x, seeds, cursor, t)
 
     def draws(self, state: fedavg.State, task: Task) -> Iterator[Uneven[np.ndarray]]:
-        """Draw the next rounds on the host; a client's next round goes on where it has ended."""
+        """Draw the next rounds on the host; a client's next round goes on where it has ended.
+
+        Who is drawn twice begins the second visit behind as many steps as the longest client takes.
+        """
         cursor, tau = state.cursor, np.broadcast_to(self.steps, task.N)
         held = sizes_of(task, state.seeds) if self.weights == "sizes" else None
         for t in itertools.count(state.t):

@@ -69,7 +69,15 @@ class Mixing:
         """Return the weights of all clients, ``[R, N, N]``; ``A`` are those before."""
         z = measured.unbiased() if self.unbiased else measured.zeta()
         lam = column(self.lam, z[:, 0])
-        lam = lam * measured.noise().unsqueeze(1) if self.unit == "noise" else lam
+        if self.unit == "noise":
+            noise = measured.noise()
+            if (noise == 0).any():
+                raise FedlibError(
+                    "The halves of all clients have the same gradients, so the noise is estimated "
+                    "as zero, and λ counts in it. Give λ itself with unit='one', or clients whose "
+                    "samples differ."
+                )
+            lam = lam * noise.unsqueeze(1)
         out = torch.empty_like(z)
         for r, n in enumerate(measured.n.to(z)):  # each run has clients of its own
             strength = lam if isinstance(lam, float) else lam[r]

@@ -144,7 +144,7 @@ class PartialFedAvg(Forgetful):
         super().__post_init__()
         if self.kind not in MASKS:
             raise unknown("kind of mask", self.kind, MASKS)
-        check_share(self.share or (1.0,))
+        check_share(self.share if np.size(self.share) else (1.0,))
 
     def init(self, task: Task, seeds: Sequence[int], x: Tensor | None = None) -> State:
         """Return the state before the first round, from fresh models or from given ``x[R, P]``."""

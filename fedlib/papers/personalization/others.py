@@ -30,7 +30,7 @@ from fedlib.engine.mixing import average, mix
 from fedlib.engine.rng import stream
 from fedlib.engine.steps import Now, Step, proximal, sgd
 from fedlib.engine.sweeps import column
-from fedlib.engine.tasks import Task
+from fedlib.engine.tasks import Task, check_whole
 from fedlib.errors import FedlibError, unknown
 from fedlib.papers import fedavg
 from fedlib.papers.fedavg import Drawn, FedAvg, check_settings
@@ -658,6 +658,8 @@ def choices(task: Task, c: Tensor, seeds: Sequence[int]) -> Tensor:
     out = []
     for seed, models in zip(seeds, c, strict=True):
         batch = task.data.of(seed).full_batch()
+        if task.model.normalises:
+            check_whole(batch)
         x, y = task.features(batch)
         each = [
             batch.mean(LOSSES[task.loss_name](task.model.apply(one.expand(task.N, -1), x), y))

@@ -22,7 +22,8 @@ delays, or with ``wait=True``, the iterates are those of synchronous :class:`TDC
 minibatches, same foreign embeddings, same steps.
 
 The simulation never builds a table: it keeps every hub's published block and embeds the rows that
-are looked up. This is the same number, as ``h_j`` treats every row by itself.
+are looked up. This is the same number where ``h_j`` treats every row by itself; batch normalization
+does not, and takes the statistics of the rows that are looked up.
 """
 
 from __future__ import annotations

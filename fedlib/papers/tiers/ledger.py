@@ -80,7 +80,7 @@ def _ledger(task: TieredTask, t: int) -> tuple[list[Message], Callable[..., None
     sent: list[Message] = []
 
     def send(sender: str, receiver: str, content: str, *shape: int) -> None:
-        size = 8 if content == "sample ids" else task.x[0].element_size()
+        size = 8 if content == "sample ids" else task.models[0].dtype(task.x[0]).itemsize
         sent.append(Message(t, sender, receiver, content, shape, int(np.prod(shape)) * size))
 
     return sent, send

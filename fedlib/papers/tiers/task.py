@@ -180,6 +180,11 @@ class TieredTask:
     def _check_rows(self, rows: RowSplit) -> None:
         """Refuse what is not a split of all rows."""
         M = len(self.y)
+        if any(part.ndim != 1 for silo in rows for part in silo):
+            raise FedlibError(
+                "rows holds a list for each silo, of an array for each of its clients, as "
+                "fedlib.datasets.partition.grid deals them out; got something flatter or deeper."
+            )
         if wrong := [p.dtype for silo in rows for p in silo if p.dtype.kind not in "iu"]:
             raise FedlibError(f"Clients' rows are whole numbers; got an array of type {wrong[0]}.")
         for j, silo in enumerate(rows):
