@@ -174,7 +174,7 @@ def test_a_record_can_bring_about_each_outcome(kind, monkeypatch):
 
 
 @pytest.mark.slow
-@every_signature
+@pytest.mark.parametrize("kind", {kind[:4]: kind for kind in SIGNATURES}.values(), ids=str)
 def test_noise_in_place_of_the_curve_is_seldom_taken_for_support(kind, monkeypatch):
     """What lies on the border of support is supported in at most one case of forty."""
     measure, asked, sign, shape, _, _ = kind
