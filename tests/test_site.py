@@ -37,7 +37,7 @@ HEAVIEST = 1_200_000  # bytes of a page, without the files that pages share
 FRONT = 600_000  # bytes of the front page, with them
 PAPER = 720  # pixels between the margins of a sheet
 SCHEMES = {"light": False, "dark": True}
-WIDTHS = (1440, 1280, 768, 360)
+WIDTHS = (1440, 1280, 360)
 LOCAL = ("file:", "data:", "blob:")
 every_page = pytest.mark.parametrize("page", PAGES)
 
