@@ -192,7 +192,8 @@ JUDGES = [f"fedlib.lab.evidence.{name}" for name in ("claims", "findings", "tuni
     ids=["judging", "help", "help-papers"],
 )
 def test_what_needs_little_starts_with_little(code, without):
-    """Stored records are read and judged without torch; and help comes at once, and whole."""
+    """What judges records is imported without torch (to judge, it asks the studies for their
+    settings, which need it); and help comes at once, and whole."""
     code = f"""
 import atexit, sys
 atexit.register(lambda: print(*sorted({without.split()} & sys.modules.keys())))
