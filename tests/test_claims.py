@@ -331,9 +331,10 @@ def test_rows_hold_what_readers_and_machines_need(verdicts):
     assert [row["id"] for row in rows] == [claim["id"] for claim in claims.claims_of(PAPER)]
     for row, claim in zip(rows, claims.claims_of(PAPER), strict=True):
         assert row["finding"] in claims.FINDINGS and row["statement"] == claim["statement"]
-    found = claims.checks(PAPER, rows[0]["id"])
-    assert rows[0]["checks"] == [vars(check) for check in found]
-    assert rows[0]["tally"] == claims.tally_checks(found)
+    most = max(rows, key=lambda row: len(row["checks"]))
+    found = claims.checks(PAPER, most["id"])
+    assert most["checks"] == [vars(check) for check in found]
+    assert most["tally"] == claims.tally_checks(found)
 
 
 def test_without_records_there_is_no_finding(tmp_path):

@@ -195,7 +195,7 @@ def test_whole_shares_are_fedavg():
         found = simulate(PartialFedAvg(0.3, K, B, (1.0,) * N), task, 3, (2,), progress=False).state
         plain = simulate(FedAvg(Full(N), 0.3, K, B), task, 3, (2,), progress=False).state
         assert_allclose(found.x, plain.x, rtol=1e-12)
-        assert PartialFedAvg(0.3, K, B, (1.0,) * N).personal(found, task).shape == (1, N, task.size)
+        assert PartialFedAvg(0.3, K, B, np.ones(N)).personal(found, task).shape == (1, N, task.size)
 
 
 def test_personal_parts_are_those_of_the_next_round():

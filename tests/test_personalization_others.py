@@ -262,6 +262,15 @@ def test_a_method_is_its_loop_over_clients(name):
     assert apart.min() > 1e-3 or name in ("IFCA", "Oracle"), "personal models differ"
 
 
+def test_a_choice_takes_no_padding_for_samples():
+    x, y = torch.rand(20, 1, 4, 4), np.arange(20) % 2
+    data = FederatedDataset.build(x, y, [np.arange(3), np.arange(3, 20)])
+    task = Task(models.normed_cnn((1, 4, 4), 2, "batch"), data)
+    ifca = IFCA(0.5, K, 3, 2)
+    with pytest.raises(FedlibError, match="take padding for samples"):
+        ifca.round(ifca.init(task, (0,)), task)
+
+
 def test_clusters_that_are_there_are_found_and_empty_ones_wait():
     """Two halves with opposite labels; a third model far from both, which nobody chooses."""
     rng, n = np.random.default_rng(0), 20

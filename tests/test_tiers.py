@@ -386,6 +386,8 @@ def test_errors_say_what_is_wrong():
         TieredTask([mlp(3, 3), mlp(3, 2)], features, LABELS, rows)
     with pytest.raises(FedlibError, match="exactly one client"):
         TieredTask([linear(3)] * 2, features, TARGET, [rows[0], [np.arange(20)]])
+    with pytest.raises(FedlibError, match="a list for each silo"):
+        TieredTask([linear(3)] * 2, features, TARGET, partition.iid(LABELS, 2))
     with pytest.raises(FedlibError, match="one of each"):
         TieredTask([linear(3)], features, TARGET, rows)
     with pytest.raises(FedlibError, match="local_steps is a whole number of at least 1; got 0"):

@@ -114,7 +114,7 @@ def only(
         For nobody, an owner that there is not, and one who is named twice.
     """
     current = owners(data)
-    if isinstance(selected, str | int):
+    if np.ndim(selected) == 0:
         raise FedlibError(f"Owners are a list, of numbers or names; got {selected!r}.")
     who = [_number(current.names, one) for one in selected]
     if not who or len(set(who)) < len(who):

@@ -58,7 +58,7 @@ def parts(
         return {"tuning": seeds}
     sizes, each = [together] if isinstance(together, int) else [*together] or [1], []
     while seeds:
-        size = sizes.pop(0) if len(sizes) > 1 else sizes[0]
+        size = max(1, sizes.pop(0) if len(sizes) > 1 else sizes[0])
         each, seeds = [*each, seeds[:size]], seeds[size:]
     return {"-".join(map(str, some)): tuple(some) for some in each}
 
