@@ -186,10 +186,11 @@ JUDGES = [f"fedlib.lab.evidence.{name}" for name in ("claims", "findings", "tuni
     ("code", "without"),
     [
         (f"import {', '.join(JUDGES)}", "torch scipy sklearn fedlib.engine fedlib.datasets"),
+        ("import fedlib.lab.batch", "torch scipy sklearn fedlib.engine fedlib.datasets"),
         ("sys.argv[1:] = ['--help']; import fedlib.__main__", "torch pandas numba matplotlib"),
         ("sys.argv[1:] = ['--help']; import fedlib.__main__", "fedlib.papers numba mpi4py"),
     ],
-    ids=["judging", "help", "help-papers"],
+    ids=["judging", "batch", "help", "help-papers"],
 )
 def test_what_needs_little_starts_with_little(code, without):
     """What judges records is imported without torch (to judge, it asks the studies for their

@@ -15,7 +15,7 @@ from typing import Any, NotRequired
 
 from fedlib.errors import FedlibError, unknown
 from fedlib.files import digest
-from fedlib.lab.evidence import catalogue, experiments, freshness
+from fedlib.lab.evidence import catalogue, freshness
 from fedlib.paths import expand
 from fedlib.schema import Page, conform, read_toml
 
@@ -191,6 +191,8 @@ def _notebook(path: Path, parameters: dict[str, Any], axes: dict[str, Any]) -> B
 def _experiment(
     asked: dict[str, Any], axes: dict[str, Any], headline: dict[str, str], source: str
 ) -> BatchJob:
+    from fedlib.lab.evidence import experiments  # with torch, which a look at results needs not
+
     if lacking := [key for key in ("paper", "experiment") if key not in asked]:
         raise FedlibError(
             f"{source} names neither a notebook nor the {lacking[0]}: "

@@ -28,7 +28,6 @@ from fedlib.lab import locks
 from fedlib.lab.batch import grid as grids
 from fedlib.lab.batch import store, work
 from fedlib.lab.batch.units import Unit, plan
-from fedlib.lab.evidence import experiments
 from fedlib.paths import expand
 
 LOG = "workers.log"
@@ -83,6 +82,8 @@ def run(
         For a grid that cannot be run, a folder that cannot be written, or one in which the same
         batch is under way.
     """
+    from fedlib.lab.evidence import experiments
+
     if workers < 1 or threads < 1:
         raise FedlibError(f"At least one worker and one thread; got {workers} and {threads}.")
     if ray and workers > 1:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fedlib import datasets
+from fedlib import cards
 from fedlib.errors import FedlibError
 from fedlib.files import digest
 from fedlib.lab.batch.grid import BatchJob
@@ -147,7 +147,7 @@ def estimate_unit(unit: Unit) -> tuple[float | None, float]:
     if job.notebook:
         return None, IMPORTED
     name = job.settings.get("dataset")
-    card = datasets.card(name) if name else None
+    card = cards.card(name) if name else None
     values = (card.train + card.test) * int(np.prod(card.shape)) if card else 0
     memory = IMPORTED + 2 * 4 * values / 1e9
     if not (stored := records.find(job.paper, job.experiment, job.profile)):

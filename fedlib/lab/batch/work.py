@@ -17,7 +17,7 @@ from fedlib.errors import FedlibError
 from fedlib.lab import locks
 from fedlib.lab.batch.grid import BatchJob
 from fedlib.lab.batch.units import Unit, together
-from fedlib.lab.evidence import ages, experiments, freshness, measures, records
+from fedlib.lab.evidence import ages, freshness, measures, records
 from fedlib.lab.evidence.records import Record
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
@@ -141,6 +141,8 @@ def _run_experiment(unit: Unit, folder: Path) -> float:
     float
         Seconds, those of earlier starts included.
     """
+    from fedlib.lab.evidence import experiments
+
     first = unit.jobs[0]
     home = folder / "units" / unit.id
     changes, names = together(unit)
