@@ -1047,14 +1047,18 @@ def test_trees_that_differ_significantly_can_give_a_mask_away():
 
 
 def test_after_one_solution_there_are_many_and_after_a_label_none():
-    """Lemma 1 is about one equation: w'x has other solutions, but the sign of ϑ has two classes."""
+    """Lemma 1: w'x has other solutions; ϑ has one for each loss, all of them with one label."""
     rng = np.random.default_rng(0)
     w, x = rng.normal(size=(2, 3))
     U = np.linalg.qr(rng.normal(size=(3, 3)))[0]
     assert (U @ w) @ (U @ x) == pytest.approx(w @ x)
     many = [SimpleNamespace(y=y, z=z) for y in (-1, 1) for z in np.linspace(-5, 5, 11)]
-    signs = {(m.y, np.sign(-m.y / (1 + math.exp(m.y * m.z)))) for m in many}
-    assert signs == {(-1, 1.0), (1, -1.0)}
+    slopes = [-m.y / (1 + math.exp(m.y * m.z)) for m in many]
+    assert len({round(slope, 9) for slope in slopes}) == len(many), "logistic: a pair for each ϑ"
+    assert {(m.y, np.sign(s)) for m, s in zip(many, slopes, strict=True)} == {(-1, 1), (1, -1)}
+    logistic, exponential = math.log(1 / 0.3 - 1), -math.log(0.3)  # scores at which ϑ = -0.3
+    assert -1 / (1 + math.exp(logistic)) == pytest.approx(-math.exp(-exponential))
+    assert abs(logistic - exponential) > 0.1
 
 
 def test_what_slips_in_the_proofs_changes():
