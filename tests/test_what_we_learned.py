@@ -13,7 +13,7 @@ SAID = {  # what the page says of a claim as a whole, outside its computed lists
     "confirmed": "AMP-C2 AMP-C5 PERM-C1-control PERM-C8 TDCD-C2-control VFB2-C3 VFB2-C10",
     "confirmed in direction": "AMP-C6 GFA-C1-control GFA-C2-control",
     "open in part": "PERM-C2",
-    "contradicted": "AMP-C4 PERM-C5",
+    "contradicted": "AMP-C4 AMP-C9 PERM-C5",
     "depends on the reading": "HFL-C2 HFL-C5 PERM-C6",
 }
 FOUND = {claim: finding for finding, ids in SAID.items() for claim in ids.split()}
@@ -21,6 +21,8 @@ CHECKED = [  # what it says of some of a claim's checks, by words that they cont
     ("GFA-C1", "training loss: amplified ends lower than wait-minibatch", "smaller"),
     ("GFA-C1", "test accuracy: amplified ends higher than wait-minibatch", "level"),
     ("GFA-C1", "CIFAR-10 at the paper's rates: amplified ends", "holds"),
+    ("GFA-C1-control", "the paper's network at the paper's rates", "open"),
+    ("GFA-C2-control", "at equal γη = 1e-2: η = 10 every cycle", "reversed"),
     ("GFA-C4", "rate 1e-4 runs smoother than", "holds"),
     ("HFL-C2", "split between the groups: large alone over small", "open"),
     ("HFL-C5", "at the end, split between the groups: S=5, near over", "reversed"),
@@ -33,6 +35,7 @@ CHECKED = [  # what it says of some of a claim's checks, by words that they cont
     ("TDCD-C11-rate", "N = 4 ends lower than N = 16, networks that shrink", "smaller"),
     ("TDCD-C4-control", "sooner than Q = 1", "holds"),
     ("TDCD-C4-control", "ends below one who always says", "outside"),
+    ("TDCD-C6-control", "sooner than Q = 1", "reversed"),
     ("VFB2-C3", "a slow party in both runs", "holds"),
     ("VFB2-C8", "share of labels that a party without labels reads", "outside"),
 ]
