@@ -322,9 +322,10 @@ def test_data_get_and_verify(tmp_path):
         ("bench local-sdg", ["Did you mean 'local-sgd'?"]),
         ("data get mnits", ["Did you mean 'mnist'?", "Valid: ", "digits"]),
         ("data verify mnits", ["Did you mean 'mnist'?"]),
+        ("records --hours 2", ["Add --work", "to see the queue"]),
     ],
 )
-def test_unknown_names(command, words):
+def test_what_cannot_be_done_is_told_in_words(command, words):
     done = call(*command.split(), code=2)
     assert done.stdout == "" and done.stderr.startswith("fedlib: ")
     assert all(word in done.stderr for word in words), done.stderr

@@ -284,20 +284,29 @@ def claims(
 @app.command("records")
 def records_(
     go_on: Annotated[bool, typer.Option("--work", help="Make the next ones.")] = False,
-    hours: Annotated[float, typer.Option(min=0.001, help="Time to spend on it.")] = 1.0,
-    cores: Annotated[int, typer.Option(min=1, help="How many to use.")] = 1,
+    hours: Annotated[
+        float | None, typer.Option(min=0.001, help="With --work: time to spend. Default: 1.")
+    ] = None,
+    cores: Annotated[
+        int | None, typer.Option(min=1, help="With --work: how many to use. Default: 1.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Show the queue of long records, or go on with it, a seed at a time."""
-    import torch
-
     from fedlib.lab.evidence import queue
 
+    if not go_on and (hours or cores):
+        raise FedlibError(
+            "--hours and --cores say how to work on the queue. Add --work, or leave them out to "
+            "see the queue."
+        )
     if not go_on:
         _print(queue.queue_rows(), as_json)
         return
-    torch.set_num_threads(cores)
-    queue.work(hours, typer.echo, sys.stderr.isatty())
+    import torch
+
+    torch.set_num_threads(cores or 1)
+    queue.work(hours or 1.0, typer.echo, sys.stderr.isatty())
 
 
 @app.command()
