@@ -175,9 +175,9 @@ class Browser:
 
 
 @contextmanager
-def chromium(program: str | None = None) -> Iterator[Browser]:
+def chromium() -> Iterator[Browser]:
     """Start a Chromium with an empty profile; stop it at the end."""
-    program = program or find()
+    program = find()
     if program is None:
         raise FileNotFoundError("no Chromium: install one, or name it in CHROMIUM")
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:

@@ -55,10 +55,10 @@ class Run:
     error: str = ""
 
 
-def toc_notebooks(root: Path = ROOT) -> list[Path]:
+def toc_notebooks() -> list[Path]:
     """Return the notebooks of the table of contents, relative to the root."""
-    pages = [Path(page + ".ipynb") for page in toc_pages(root / "_toc.yml")]
-    return [page for page in pages if (root / page).is_file()]
+    pages = [Path(page + ".ipynb") for page in toc_pages(ROOT / "_toc.yml")]
+    return [page for page in pages if (ROOT / page).is_file()]
 
 
 def execute(notebook: Path, target: Path, profile: str) -> Run:

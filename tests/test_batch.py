@@ -414,7 +414,7 @@ def test_finished_jobs_are_not_run_again(march, here, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_bad_job_takes_no_other_with_it(march, tmp_path):
+def test_a_bad_job_takes_no_other_with_it(march, here, tmp_path):
     moods = {"slow.mood": ["fine", "broken", "good"], "seed": [1, 2]}
     page, out = {"set": FAR, "grid": moods}, tmp_path / "out"
     table = batch.run(page, out, progress=False)
@@ -425,6 +425,7 @@ def test_a_bad_job_takes_no_other_with_it(march, tmp_path):
     assert told.count("Traceback") == 1 and "out of breath" in told
     study = march / "a_march.py"
     study.write_text(study.read_text().replace('"broken"', '"brokn"'))
+    sys.modules.pop("a_march")
     assert batch.run(page, out, progress=False)["status"].tolist()[2] == "failed", "only on request"
     table = batch.run(page, out, retry=True, progress=False)
     assert table["status"].tolist() == ["done"] * 6 and not table["why"].any()
@@ -581,7 +582,7 @@ def until(there: Callable[[], bool], seconds: float = 600) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-def test_interrupted_and_taken_up_again(march, tmp_path, how):
+def test_interrupted_and_taken_up_again(march, here, tmp_path, how):
     write(tmp_path, MARCH)
     page = grids.read_grid(tmp_path / "grid.toml")
     batch.run(tmp_path / "grid.toml", tmp_path / "whole", progress=False)

@@ -142,7 +142,7 @@ def test_what_cannot_be_tried_is_said():
 
 
 def test_every_method_is_somewhere_in_the_matrix():
-    runs = {n: catalogue.settings("methods", n, "quick")["runs"] for n in matrix.situations()}
+    runs = {n: catalogue.settings("methods", n, "quick")["runs"] for n in matrix.KNOBS}
     assert {run["method"] for some in runs.values() for run in some} == {*methods.METHODS}
     knobs = [{run["knob"] for run in some} for some in runs.values()]
     assert [len(values) for values in knobs] == [3] * 8
@@ -267,7 +267,7 @@ def test_a_method_that_is_none_is_refused_before_anything_runs(tmp_path, monkeyp
     ):  # fmt: skip
         with pytest.raises(FedlibError, match=words):
             matrix.enter(name, "smoke", out=tmp_path)
-    with pytest.raises(FedlibError, match="no situation 'slo'.*slow"):
+    with pytest.raises(FedlibError, match="Unknown situation 'slo'.*slow"):
         matrix.enter(f"{__name__}:own", "smoke", out=tmp_path, names=["slo"])
     with pytest.raises(FedlibError, match="no records of .* at the profile 'paper'"):
         matrix.enter(f"{__name__}:own", "paper", out=tmp_path)
@@ -326,7 +326,7 @@ def stands(name: str) -> dict[float, dict[str, str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", matrix.situations())
+@pytest.mark.parametrize("name", matrix.KNOBS)
 def test_the_picture_says_what_the_rows_say(name):
     """By pandas and scipy alone: who stands for a method, who is best, who is not told from it."""
     said = matrix.cells(matrix.ends(lambda n: records.load("methods", n, "quick"), [name]))

@@ -76,7 +76,7 @@ METHODS = {
 class Client:
     """A client's gradients on rows of the data, and its walk through its own samples."""
 
-    def __init__(self, task, seed, n, kind="data"):
+    def __init__(self, task, seed, n):
         self.task, self.n, self.used = task, n, 0
         self.seed, self.part = seed, task.data.parts[n]
 

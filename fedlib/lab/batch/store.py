@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import io
 import json
 from dataclasses import asdict
 from pathlib import Path
@@ -141,11 +140,9 @@ def collect(folder: str | Path) -> Path:
         (home / f"{other}.json").unlink()
     for name, page in pages.items():
         files.publish(home / f"{name}.json", page.encode(), WRITABLE)
-    packed = io.BytesIO()
-    with gzip.GzipFile(fileobj=packed, mode="wb", mtime=0) as stream:
-        stream.write(pd.concat(frames).to_csv(index=False, float_format="%.7g").encode())
+    rows = pd.concat(frames).to_csv(index=False, float_format="%.7g").encode()
     target = folder / "store" / "rows.csv.gz"
-    files.publish(target, packed.getvalue(), WRITABLE)
+    files.publish(target, gzip.compress(rows, mtime=0), WRITABLE)
     return target
 
 

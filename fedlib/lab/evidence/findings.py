@@ -172,16 +172,10 @@ def answers(paper: str, out: str | Path | None = None) -> list[Finding]:
     return _answered(paper, out, _page(paper)["finding"])
 
 
-def brief(paper: str, out: str | Path | None = None) -> Finding | None:
-    """Return the answer to a paper's own question, short; None where its findings have none.
-
-    Parameters
-    ----------
-    paper, out
-        As for :func:`answers`.
-    """
+def brief(paper: str) -> Finding | None:
+    """Return the answer to a paper's own question, short; None where its findings have none."""
     page = _page(paper)
-    return _answered(paper, out, [page["brief"]])[0] if "brief" in page else None
+    return _answered(paper, None, [page["brief"]])[0] if "brief" in page else None
 
 
 def first_of(row: dict, asked: str) -> dict | None:

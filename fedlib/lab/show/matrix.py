@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from fedlib.errors import FedlibError
+from fedlib.errors import FedlibError, unknown
 from fedlib.files import digest
 from fedlib.lab.evidence import (
     catalogue,
@@ -56,11 +56,6 @@ TINTS = (plotting.BLUE, plotting.ORANGE, plotting.GREEN, plotting.PURPLE, plotti
 GRADE = {"FedAdam": "adaptive server", "FedYogi": "adaptive server"}
 
 
-def situations() -> list[str]:
-    """Return the situations, in their order."""
-    return list(KNOBS)
-
-
 def label(run: Mapping[str, Any]) -> str:
     """Return the method that a run is of: its name without the values of knob and strength."""
     name = run["run"].rpartition(" at ")[0]
@@ -87,7 +82,7 @@ def ends(load: Callable[[str], Record], names: Sequence[str] | None = None) -> p
         their mean.
     """
     rows = []
-    for name in names or situations():
+    for name in names or KNOBS:
         try:
             tuned, record = load(TUNING + name), load(name)
         except records.MissingRecord:
@@ -251,9 +246,10 @@ def enter(
     FedlibError
         For a method that cannot be imported or is no algorithm, an unknown profile or situation.
     """
-    every = situations()
-    if unknown := [name for name in names or [] if name not in every]:
-        raise FedlibError(f"There is no situation '{unknown[0]}'. There are: {', '.join(every)}.")
+    every = list(names or KNOBS)
+    for name in every:
+        if name not in KNOBS:
+            raise unknown("situation", name, KNOBS)
     if ":" not in method:
         raise FedlibError(f"A method is 'package.module:function'; got '{method}'.")
     try:
@@ -272,14 +268,14 @@ def enter(
             f"{method} cannot be called with one argument ({error}). A method is "
             "def method(setup), which returns an algorithm."
         ) from error
-    for name in names or every:
+    for name in every:
         if records.find(PAPER, name, profile) is None:
             raise FedlibError(
                 f"The book has no records of '{name}' at the profile '{profile}' to compare with; "
                 "it has those of 'quick' and 'smoke'."
             )
     home, tables = Path(out) / f"{method.rpartition(':')[2]}-{_version(method, function)}", []
-    tried = {name: _own_runs(method, name, profile, strengths) for name in names or every}
+    tried = {name: _own_runs(method, name, profile, strengths) for name in every}
     say(f"As the book's records say, this takes {_expected(tried, profile, seeds)}, less what is "
         "there already.")  # fmt: skip
     for name, runs in tried.items():
