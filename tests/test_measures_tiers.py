@@ -93,7 +93,7 @@ def test_a_check_across_experiments_names_both_records_and_belongs_to_both():
     assert row["record"] == names and len(row["origins"]) == 3
     assert {*row["sets"]} == {"ehr-like", "fashion-mnist"}
     (other,) = (scale for scale in row["scale"] if scale.startswith("minibatch: 1,000"))
-    assert other.endswith("(fig3)")
+    assert other.endswith("(fig3, fig3-5000)")
 
 
 def test_the_other_experiment_of_a_check_is_a_name():
