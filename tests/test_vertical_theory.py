@@ -1047,7 +1047,7 @@ def test_trees_that_differ_significantly_can_give_a_mask_away():
 
 
 def test_after_one_solution_there_are_many_and_after_a_label_none():
-    """Lemma 1: w'x has other solutions; ϑ has one for each loss, all of them with one label."""
+    """Lemma 1: w'x has other solutions; ϑ has one for each of two losses, both with one label."""
     rng = np.random.default_rng(0)
     w, x = rng.normal(size=(2, 3))
     U = np.linalg.qr(rng.normal(size=(3, 3)))[0]
