@@ -30,7 +30,8 @@ FOLDED = {
     "04_personalization/3_reproduce": "a-rate-for-each-method figure-3-what-a-round-costs "
     "figures-4-and-5-writers figure-6-alike-and-as-different-as-can-be the-theorems-rates "
     f"beyond-the-paper-when-is-it-worth-it beyond-the-paper-how-many-clients {ENDS}",
-    "05_tiers/3_reproduce": "a-rate-for-each-q-and-each-crowd per-iteration-and-with-more-clients "
+    "05_tiers/3_reproduce": "what-a-local-step-costs a-rate-for-each-q-and-each-crowd "
+    "per-iteration-and-with-more-clients "
     "figure-9-how-many-silos batchnorm-or-groupnorm theorem-1 "
     f"beyond-the-paper-hubs-that-do-not-wait {ENDS}",
     "06_vertical/1_derive": "how-long-is-a-step-lemma-2 saga-without-convexity-theorem-6 "
