@@ -409,8 +409,9 @@ def theorem_2_model(c: Constants, alpha: Any, R: int, lr: float, start2: float) 
     Returns
     -------
     Bound
-        Terms ``start``, ``noise`` (at the prescribed rate about ``2Λ δ²‖α‖²/(μ²RK)``) and ``order``
-        (alone about ``4 κ² Λ² G²/(μ²R²)``). See :func:`contracted`.
+        Terms ``start``, ``noise`` (at the prescribed rate, for R much larger than 4Λ, about
+        ``2Λ δ²‖α‖²/(μ²RK)``) and ``order`` (alone about ``4 κ² Λ² G²/(μ²R²)``). See
+        :func:`contracted`.
     """
     alpha = _visits(c, alpha, lr)
     q = float(np.prod((1 - lr * c.N * c.mu * alpha) ** c.K))
