@@ -317,8 +317,8 @@ def speedup(job: Job[Speedup]) -> Outcome:
 
     All clients hold the same Gaussian samples, so that only gradient noise is left: their mean
     is estimated from single draws, and ``E‖x - x*‖²`` is averaged over the second half of the
-    rounds. Long lists of samples make draws nearly independent, as Assumption 2 asks; with short
-    ones the reshuffled passes cancel part of the noise.
+    rounds. With long lists of samples each draw is nearly unbiased given the past, as the proofs
+    ask; with short ones the reshuffled passes cancel part of the noise.
     """
     s, rows = job.settings, []
     clients = s["clients"]
