@@ -53,7 +53,7 @@ book: $(READY)
 pdf: $(READY)
 	@$(BIN)/python book/pdf.py $(if $(CHAPTER),--chapter "$(CHAPTER)")
 
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=25
 test: $(READY)
 	@$(BIN)/ruff check
 	@$(BIN)/mypy

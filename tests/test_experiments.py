@@ -151,8 +151,11 @@ def test_every_kind_of_study_has_an_experiment():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("paper, name", NAMES, ids=[f"{p}-{n}" for p, n in NAMES])
-def test_smoke_record(paper, name, smoke):
-    record = smoke(paper, name)
+def test_the_stored_smoke_record_is_made_again(paper, name, smoke, known):
+    """What makes a record *checked*: a change of any number in any small run is noticed here."""
+    if known(paper, name):
+        pytest.skip("known to come from this code, with these libraries, on such a processor")
+    held, record = records.load(paper, name, "smoke"), smoke(paper, name)
     m, s = record.manifest, catalogue.settings(paper, name, "smoke")
     tunes, tuned = "tunes" in s, {"tuning"} if "tuned" in s else set()
     assert {*m, "cpu_seconds"} == MANIFEST | tuned and record.state.word == "fresh"
@@ -170,11 +173,10 @@ def test_smoke_record(paper, name, smoke):
     assert bool(m["data"]) or s["kind"].split(":")[1] not in ("training", "heterogeneity")
     if m["data"]:
         columns = datasets.card(s["dataset"]).format.startswith("columns-")
-        held = (
-            load_columns(s["dataset"]) if columns else datasets.load(s["dataset"], progress=False)
-        )
-        assert m["data"].keys() - held.hashes.keys() == {"as used"}
-        assert held.hashes.items() <= m["data"].items()
+        data = load_columns if columns else functools.partial(datasets.load, progress=False)
+        hashes = data(s["dataset"]).hashes
+        assert m["data"].keys() - hashes.keys() == {"as used"}
+        assert hashes.items() <= m["data"].items()
     assert (f", {s.get('dataset')}, a substitute" in record.provenance()) == bool(m["data"])
     frame = record.frame
     assert len(frame) and set(frame["seed"]) <= {0, *m["seeds"]} and not frame.duplicated().any()
@@ -189,22 +191,11 @@ def test_smoke_record(paper, name, smoke):
     own = re.compile(rf"\.?{re.escape(name)}\.")  # not those of rates-NAME
     files = sorted(p.name for p in folder.iterdir() if own.match(p.name))
     assert files == [f"{name}.smoke.csv.gz", f"{name}.smoke.json"], "no checkpoints are left"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("paper, name", NAMES, ids=[f"{p}-{n}" for p, n in NAMES])
-def test_the_stored_smoke_record_is_made_again(paper, name, smoke, known):
-    """What makes a record *checked*: a change of any number in any small run is noticed here."""
-    if known(paper, name):
-        return
-    held, made = records.load(paper, name, "smoke"), smoke(paper, name)
-    m, n = held.manifest, made.manifest
-    keys = ("instructions", "versions")
-    same = all(m[k] == n[k] for k in keys)
-    assert not records.differences(held.frame, made.frame, same), f"then: fedlib check {paper}"
-    for name, found in n["code"].items():
-        seen = m.get("seen", {}).get(name, ())
-        assert found in seen, f"{name} has changed; to note it: fedlib check {paper}"
+    same = all(held.manifest[k] == m[k] for k in ("instructions", "versions"))
+    assert not records.differences(held.frame, frame, same), f"then: fedlib check {paper}"
+    for part, found in m["code"].items():
+        seen = held.manifest.get("seen", {}).get(part, ())
+        assert found in seen, f"{part} has changed; to note it: fedlib check {paper}"
 
 
 QUICK = sorted(p for name in catalogue.papers() for p in records.folder(name).glob("*.quick.json"))

@@ -37,7 +37,7 @@ def smoke(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, tuple[build.Ru
     That present code gives the same is what ``test_experiments.py`` holds.
     """
     out, elsewhere = tmp_path_factory.mktemp("smoke"), tmp_path_factory.mktemp("elsewhere")
-    for paper in catalogue.papers():
+    for paper in ("participation", "beyond", "methods"):
         small = [m for m in records.manifests() if (m["paper"], m["profile"]) == (paper, "smoke")]
         for m in sorted(small, key=lambda manifest: manifest["wall_seconds"])[1:]:
             record = records.load(paper, m["experiment"], "smoke")
@@ -77,10 +77,12 @@ def test_what_is_printed_in_parts_is_one_text(tmp_path):
 
 
 def test_nbval_compares_kept_outputs(tmp_path):
-    """One notebook is enough to see that who runs nbval gets the same answer."""
+    """One cell is enough to see that who runs nbval gets the same answer."""
     notebook = Path("notebooks/01_foundations/4_speed.ipynb")
     assert executed.kept(ROOT / notebook)
     copy = nbformat.read(ROOT / notebook, as_version=4)
+    first = next(k for k, cell in enumerate(copy.cells) if cell.get("outputs"))
+    del copy.cells[first + 1 :]
     for cell in copy.cells:
         if cell.get("outputs"):
             cell.execution_count = 1  # nbval wants to see that a kept output was once made
