@@ -47,11 +47,20 @@ FOLDED = {
 """Ids of sections, by notebook. Headings stay, and a link to a section opens it."""
 
 
+def chosen(page: str, doctree: nodes.document) -> list[str]:
+    """Return the ids of the sections of a page that are folded."""
+    if page == "book/corrections":  # a section a day, the newest first: that one stays open
+        days = [s for s in doctree.findall(nodes.section) if s.parent is not doctree]
+        return [s["ids"][0] for s in days if s.parent.parent is doctree][1:]
+    if page.startswith("book/scoreboard/"):
+        return ["to-make-these-records-again"]
+    return FOLDED.get(page.removeprefix("notebooks/"), "").split()
+
+
 def fold(app: Sphinx, doctree: nodes.document, page: str) -> None:
     """Put what stands below some headings of a page into a box that opens with a click."""
-    wanted = FOLDED.get(page.removeprefix("notebooks/"), "").split()
     there = {place: s for s in doctree.findall(nodes.section) for place in s["ids"]}
-    for place in wanted:
+    for place in chosen(page, doctree):
         if place not in there:
             logging.getLogger(__name__).warning("no section %s to fold on %s", place, page)
             continue
