@@ -32,7 +32,7 @@ CHECKED = [  # what it says of some of a claim's checks, by words that they cont
     ("PERM-C3", "test accuracy at the end: PERM over perFedAvg", "holds"),
     ("PERM-C3", "test accuracy at the end: PERM over pFedMe", "level"),
     ("PERM-C3", "test loss at the end: PERM below perFedAvg", "holds"),
-    ("PERM-C3", "weights from the warm-up, test loss at the end: PERM below pFedMe", "open"),
+    ("PERM-C3", "test loss at the end: PERM below pFedMe", "holds"),
     ("TDCD-C11", "N = 4 ends lower than N = 16", "reversed"),
     ("TDCD-C11-rate", "N = 4 ends lower than N = 16, networks that shrink", "smaller"),
     ("TDCD-C4-control", "sooner than Q = 1", "holds"),
