@@ -206,8 +206,9 @@ def test_whole_rounds_are_the_same_in_a_plain_loop_and_in_fedlib():
     task.data.x = task.data.x.double()
     theirs, mine = ours.plain(task, algorithm), ours.ours(task, algorithm)
     start = algorithm.init(task, (0,)).x
-    expected = theirs()
-    assert (mine() - expected).abs().max() < 1e-13
+    for _ in range(2):
+        expected = theirs()
+        assert (mine() - expected).abs().max() < 1e-13
     assert (expected - start).norm() > 0.1
 
 

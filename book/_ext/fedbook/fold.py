@@ -50,8 +50,8 @@ FOLDED = {
 def chosen(page: str, doctree: nodes.document) -> list[str]:
     """Return the ids of the sections of a page that are folded."""
     if page == "book/corrections":  # a section a day, the newest first: that one stays open
-        days = [s for s in doctree.findall(nodes.section) if s.parent is not doctree]
-        return [s["ids"][0] for s in days if s.parent.parent is doctree][1:]
+        below = (s for s in doctree.findall(nodes.section) if s.parent.parent is doctree)
+        return [day["ids"][0] for day in below][1:]
     if page.startswith("book/scoreboard/"):
         return ["to-make-these-records-again"]
     return FOLDED.get(page.removeprefix("notebooks/"), "").split()
