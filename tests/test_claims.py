@@ -66,6 +66,8 @@ def use(claim, check):
              "split": "train", "x": "x", "target": 0.5, "t_comm": 10.0, "start": 0.25,
              "stop": 0.5, "share": 0.1, "runs": ["a"], "than_a": "b", "than_b": "b"}  # fmt: skip
     roles |= {"than": "other", "than_metric": "top5", "relative": False, "rounds": 0.5}
+    if measure == "widens":
+        roles["t_comm"] = [10.0, 100.0]
     asked = {"with": {k: v for k, v in roles.items() if k in check["with"]}}
     asked |= {"what": "q", "asks": check["asks"], "experiment": "e", "measure": measure}
     ends = {"band": [2.0, 3.0], "exactly": [2.0, 2.0], "at least": [2.0, INF], "at most": [-INF, 2]}
@@ -117,6 +119,14 @@ def imitation(check, values):
             row |= dict(clock=[0.0, at * 0.999999, at, 9 * at])
             parts.append(pd.DataFrame(row | dict(value=1 - there if metric == "loss" else there)))
         return pd.concat(parts)
+    if measure == "widens":  # a line, of whose way little is done by then with slower messages
+        fast, slow = (3 * t + 1 for t in w["t_comm"])
+        runs = {"a": up * 2 * values / (fast / slow - 1), "b": 0 * values}
+        at = [(run, seed, end, step) for run, ends in runs.items()
+              for seed, end in enumerate(ends, 1) for step in (0, 1)]  # fmt: skip
+        row = dict(metric=metric, split=split, Q=1)
+        return pd.DataFrame([row | dict(run=r, seed=k, round=step, clock=step, value=step * end)
+                             for r, k, end, step in at])  # fmt: skip
     if measure == "smoother":
         return curves({"a": np.exp(-values)[:, None] * zigzag, "b": many + zigzag}, metric, split)
     if measure == "settles":

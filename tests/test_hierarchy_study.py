@@ -14,7 +14,7 @@ from fedlib import datasets
 from fedlib.engine.draws import draw_one
 from fedlib.engine.simulation import History
 from fedlib.errors import FedlibError
-from fedlib.lab.evidence import catalogue
+from fedlib.lab.evidence import catalogue, records
 from fedlib.lab.job import Job
 from fedlib.lab.studies import hierarchy as study
 from fedlib.lab.studies import hierarchy_theorems as theorems
@@ -347,3 +347,19 @@ def test_constants_against_a_whole_hessian():
     assert found["G2"] == pytest.approx(steep, rel=1e-4)
     assert found["gap"] == pytest.approx(float(
         task.evaluate(task.init([1]), "train", average="clients")["loss"]))  # fmt: skip
+
+
+def test_with_direct_clients_figure_7a_turns():
+    """HFL-E23: 30 stations in the delays' linear law, 4n + 2, for 2; looks are rounds apart."""
+    frame = records.load("hierarchy", "fig7", "paper").frame
+    frame = frame[(frame["split"] == "test") & (frame["metric"] == "accuracy")]
+    runs = {run: rows.sort_values("clock") for run, rows in frame.groupby("run")}
+    end, ends = 1500.0, runs["S=0, near"].groupby("seed")["rounds"].last()
+    direct = end / ends.mean() + (4 * 30 + 2) - (4 * 2 + 2)  # how long a round then is
+    for sync, clock in (5, end), (20, 750.0):
+        rows, still = runs["S=0, near"], runs[f"S={sync}, near"]
+        star = rows[rows["rounds"] >= clock / direct].groupby("seed")["value"].first()
+        tree = still[still["clock"] <= clock].groupby("seed")["value"].last()
+        gap = tree - star
+        assert len(gap) == 10
+        assert gap.mean() > 3 * gap.std() / len(gap) ** 0.5, sync

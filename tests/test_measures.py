@@ -171,6 +171,25 @@ def test_sooner_goes_by_seed():
         measures.sooner(record(pd.concat([a, other])), "a", "b", "accuracy", "test", 0.5, 1.0)
 
 
+@pytest.mark.parametrize(("metric", "sign"), [("accuracy", 1), ("loss", -1)])
+def test_widens_compares_leads_at_one_time(metric, sign):
+    """Straight lines, of which the mean is the middle: Q = 30 ends first, with fast messages."""
+    a = times([[0.0, 0.3, 0.6], [0.0, 0.2, 0.4]], Q=30, step=100.0).assign(run="a")
+    b = times([[0.0, 0.5, 1.0], [0.0, 0.5, 1.0]], Q=1, step=100.0).assign(run="b")
+    held = record(pd.concat([a, b]).assign(metric=metric))
+    got = measures.widens(held, "a", "b", metric, "test", [10.0, 100.0])
+    end = 200 * (3 * 10 / 30 + 1)
+
+    def lead(slope, t):
+        return (slope / (3 * t / 30 + 1) - 0.005 / (3 * t + 1)) * end / 2
+
+    wanted = [sign * (lead(slope, 100) - lead(slope, 10)) for slope in (0.003, 0.002)]
+    assert got.low == pytest.approx(wanted) and got.high == pytest.approx(wanted)
+    with pytest.raises(measures.MissingRows, match="differ in seeds"):
+        measures.widens(record(pd.concat([a, b[b["seed"] == 1]])), "a", "b", "accuracy", "test",
+                        [10.0, 100.0])  # fmt: skip
+
+
 def test_smoother_compares_changes_in_the_second_half():
     a = [0, 9, 0, 9, 0, 9, 0, 1, 2, 1, 2]  # second half, rounds 60 to 100: 0 1 2 1 2
     b = [5, 5, 5, 5, 5, 5, 4, 7, 1, 7, 1]

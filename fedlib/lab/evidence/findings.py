@@ -193,10 +193,11 @@ def first_of(row: dict, asked: str) -> dict | None:
 
 
 def first_of_each(row: dict, asked: str) -> dict[str, dict | None]:
-    """Return what :func:`first_of` does for each reading of a claim, with its controls."""
+    """Return what :func:`first_of` does for each reading that asks, with its controls."""
     of = {name: [c for c in row["checks"] if c["reading"] in (name, "")]
           for name in row["readings"] or [""]}  # fmt: skip
-    return {name: first_of(row | {"checks": checks}, asked) for name, checks in of.items()}
+    return {name: first_of(row | {"checks": checks}, asked) for name, checks in of.items()
+            if any(asked in c["quantity"] for c in checks if c["essential"])}  # fmt: skip
 
 
 def in_short(paper: str, claim: str, what: str) -> str:

@@ -285,6 +285,33 @@ def _reached(found: pd.DataFrame, target: float, t_comm: float, fall: bool) -> p
     return pd.DataFrame(np.stack([low, high], 1), wide.columns)
 
 
+def widens(
+    record: Record, a: str, b: str, metric: str, split: str, t_comm: list[float]
+) -> Measured:
+    """How much further run ``a`` is ahead of run ``b`` with slower messages than with faster ones.
+
+    Ahead at one and the same time, on average from the start to where the first of the four curves
+    ends. Times are those of :func:`sooner`.
+
+    Parameters
+    ----------
+    t_comm
+        Times of a message, the faster first, ``[2]``.
+    """
+    leads = {}
+    for t in t_comm:
+        for run in (a, b):
+            found = rows(record, run, metric, split)
+            wide = found.pivot(index="clock", columns="seed", values="value")
+            leads[t, run] = wide.set_axis(wide.index * (3 * t / found["Q"].iloc[0] + 1))
+    end = min(wide.index.max() for wide in leads.values())
+    mean = {key: wide.apply(lambda values: _mean_between(0, end, values.index, values))
+            for key, wide in leads.items()}  # fmt: skip
+    _same_seeds(record, mean[t_comm[0], a].index, mean[t_comm[0], b].index)
+    fast, slow = (mean[t, a] - mean[t, b] for t in t_comm)
+    return _exactly((fast - slow if metric == "loss" else slow - fast).to_numpy())
+
+
 def smoother(record: Record, a: str, b: str, metric: str, split: str) -> Measured:
     """How many times smoother run ``a`` is than run ``b``, as a natural logarithm.
 
@@ -494,7 +521,7 @@ RATIOS = {"sooner": "time", "smoother": "roughness", "settles": "roughness"}  # 
 MEASURES: dict[str, Callable[..., Measured]] = {
     measure.__name__: measure
     for measure in (
-        advantage, sooner, smoother, settles, during, with_fewer_rounds, best_of, gains_more,
-        across, saved, final, diverged, slope, flatter, largest,
+        advantage, sooner, widens, smoother, settles, during, with_fewer_rounds, best_of,
+        gains_more, across, saved, final, diverged, slope, flatter, largest,
     )
 }  # fmt: skip
