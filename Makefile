@@ -9,13 +9,14 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help book test quick slow coverage test-avx2 mutants lines lab bench gpu ages hours strip pdf clean
+.PHONY: help book test test-long quick slow coverage test-avx2 mutants lines lab bench gpu ages hours strip pdf clean
 
 help:
 	@echo "make book    run every notebook and build the book (_build/html/index.html)"
 	@echo "make pdf     print the built book into one file, _build/book.pdf; needs Chromium"
 	@echo "make pdf CHAPTER=03_hierarchy: one chapter alone"
-	@echo "make test    check the code, the notebooks and the built book"
+	@echo "make test    check the code and the notebooks: some ten minutes on two cores"
+	@echo "make test-long  the rest: the built book in a browser, JupyterLab, batches on several machines"
 	@echo "make quick   within a minute: lint, and the tests that import what has changed"
 	@echo "make slow    which tests are slow, and not marked so"
 	@echo "make coverage  which lines of fedlib no test runs"
@@ -57,7 +58,10 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --
 test: $(READY)
 	@$(BIN)/ruff check
 	@$(BIN)/mypy
-	@$(PYTEST)
+	@$(PYTEST) -m "not long"
+
+test-long: $(READY)
+	@$(PYTEST) -m long
 
 quick: $(READY)
 	@$(BIN)/ruff check

@@ -286,11 +286,11 @@ def first_choice() -> Iterator[str]:
     """Write which method is the best of most cells of the matrix."""
     from fedlib.lab.show import matrix
 
-    best = matrix.firsts(_cells())
+    best, sure = matrix.firsts(_cells()), matrix.firsts(_cells()[_cells()["sure"]])
     ((name, count),) = best.most_common(1)
     yield (
-        f"Best in {count} of our {best.total()} test cases, more than any other: "
-        f"{name} ({{ref}}`what it is <matrix-first>`)."
+        f"Highest in {count} of our {best.total()} test cases, more than any other, and in "
+        f"{sure[name]} of them for sure: {name} ({{ref}}`what it is <matrix-first>`)."
     )
 
 

@@ -92,17 +92,18 @@ def chapter(page: str) -> str:
 def book(root: Path) -> tuple[dict[str, str], dict[str, str]]:
     """Return the text of every notebook of the numbered parts, and the captions of chapters.
 
-    The last page of a chapter is left out: it names what the chapter has, and uses none of it.
+    Of the last page of a chapter only its places: it names what the chapter has, and uses none.
     """
     texts, captions = {}, {}
     for part in yaml.safe_load((root / "_toc.yml").read_text("utf-8"))["parts"]:
         for file in (entry["file"] for entry in part["chapters"] if part.get("numbered")):
-            if file.endswith("_summary"):
-                continue
             cells = json.loads((root / f"{file}.ipynb").read_text("utf-8"))["cells"]
             page = file.removeprefix("notebooks/")
             prose = ("".join(c["source"]) for c in cells if c["cell_type"] == "markdown")
-            texts[page], captions[chapter(page)] = "\n\n".join(prose), part["caption"]
+            text = "\n\n".join(prose)
+            if page.endswith("_summary"):
+                text = "\n".join(re.findall(r"^\([\w-]+\)=$", text, re.M))
+            texts[page], captions[chapter(page)] = text, part["caption"]
     return texts, captions
 
 

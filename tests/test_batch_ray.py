@@ -29,7 +29,7 @@ from fedlib.lab import batch
 from fedlib.lab.batch import spread
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install ray")
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 RAY = [sys.executable, "-c", "from ray.scripts.scripts import main; main()"]
 FEDLIB = [sys.executable, "-m", "fedlib", "batch", "run"]

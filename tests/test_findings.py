@@ -235,7 +235,7 @@ def test_findings_of_the_book(name):
 
 
 def test_the_first_is_one_of_all_that_are_asked_the_same_counted_or_not():
-    asked = [  # as the times of TDCD-C2, of which one number of steps counts, and another rate is a control
+    asked = [  # as the times of TDCD-C2: one number of steps counts, another rate is a control
         ("at 0.8, t = 100: Q = 10 sooner than Q = 1", 0.5, False),
         ("at 0.8, t = 100: Q = 20 sooner than Q = 1", 0.9, False),
         ("at 0.8, t = 100: Q = 30 sooner than Q = 1", 0.1, True),

@@ -19,6 +19,8 @@ import pytest
 
 from fedlib.lab.evidence import catalogue
 
+pytestmark = [pytest.mark.slow, pytest.mark.long]
+
 PAGE = (build.ROOT / "book" / "guides" / "run_batches.md").read_text("utf-8")
 SECTIONS = dict(zip(*[iter(re.split(r"^## (.*)\n", PAGE, flags=re.M)[1:])] * 2, strict=True))
 FILES = dict(re.findall(r"^`(\S+)`\n\n```\w+\n(.*?)^```$", PAGE, re.M | re.S))
@@ -136,7 +138,6 @@ def test_a_shell_can_read_it(text):
         assert not done.returncode and not done.stderr
 
 
-@pytest.mark.slow
 def test_it_stops_and_goes_on(laptop):
     _, said = laptop
     assert len(re.findall(r"^\w+ +participation fig1\.smoke +9 ", said["dry"], re.M)) == 3
@@ -147,7 +148,6 @@ def test_it_stops_and_goes_on(laptop):
     assert "6 done" in said["other"]
 
 
-@pytest.mark.slow
 def test_it_ends_in_a_table_and_a_picture(laptop):
     folder, said = laptop
     assert "Wrote runs/rates/headline.svg" in said["picture"]
@@ -160,7 +160,6 @@ def test_it_ends_in_a_table_and_a_picture(laptop):
     assert set(short["status"]) == {"done"} and set(short["seed"]) == {4} and len(short) == 6
 
 
-@pytest.mark.slow
 def test_notebooks_are_jobs(desk):
     at, section = desk(), "Notebooks as jobs"
     first, last = re.findall(r"^```python\n(.*?)^```$", SECTIONS[section], re.M | re.S)
@@ -179,7 +178,6 @@ def test_notebooks_are_jobs(desk):
     assert len(list(at.folder.glob("runs/ages/jobs/*/notebook.ipynb"))) == 2
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("section", ["Under Slurm", "On machines that you reach by ssh"])
 def test_shards_finish_the_grid(desk, section):
     at, short = desk(), {"= 1000": "= 200", "[2, 4, 5]": "[2, 4]", "=1-3": "=1-2"}

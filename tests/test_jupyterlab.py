@@ -14,6 +14,7 @@ from jupyter import CELLS, CURRENT, opened
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.long,
     pytest.mark.skipif(browser.find() is None, reason="no Chromium: install one, or set CHROMIUM"),
 ]
 CHAPTERS = {  # a notebook of each, that with the panel

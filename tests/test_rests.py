@@ -138,7 +138,7 @@ def test_no_statement_of_the_book_rests_on_itself_by_way_of_others():
 
 
 def test_a_summary_is_no_use_of_what_it_names(tmp_path):
-    cell = {"cell_type": "markdown", "source": ["# A page\n"]}
+    cell = {"cell_type": "markdown", "source": ["(here)=\n", "# A page on {ref}`x`\n"]}
     (tmp_path / "notebooks" / "01_a").mkdir(parents=True)
     for page in ("1_derive", "2_summary"):
         text = json.dumps({"cells": [cell, {"cell_type": "code", "source": ["1"]}]})
@@ -147,4 +147,5 @@ def test_a_summary_is_no_use_of_what_it_names(tmp_path):
     toc += "".join(f"  - file: notebooks/01_a/{page}\n" for page in ("1_derive", "2_summary"))
     toc += "- caption: Not numbered\n  chapters:\n  - file: book/other\n"
     (tmp_path / "_toc.yml").write_text(toc)
-    assert rests.book(tmp_path) == ({"01_a/1_derive": "# A page\n"}, {"01_a": "Ours"})
+    texts = {"01_a/1_derive": "(here)=\n# A page on {ref}`x`\n", "01_a/2_summary": "(here)="}
+    assert rests.book(tmp_path) == (texts, {"01_a": "Ours"})

@@ -25,7 +25,7 @@ import pytest
 from fedlib import paths
 from fedlib.lab.evidence import ages, claims, findings, scale
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 PAGES = [
     *build.toc_pages(),

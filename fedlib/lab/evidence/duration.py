@@ -105,9 +105,12 @@ def took(paper: str, experiment: str, profile: str) -> float | None:
 
 
 def took_in_words(paper: str, experiment: str, profile: str) -> str:
-    """Say how long the stored record of an experiment took, or that there is none."""
+    """Say how long the stored record of an experiment took, and on what, or that there is none."""
     seconds = took(paper, experiment, profile)
-    return "not run" if seconds is None else time_in_words(seconds)
+    if seconds is None:
+        return "not run"
+    device = records.load(paper, experiment, profile).manifest.get("device", "CPU")
+    return time_in_words(seconds) + f" on a GPU ({device})" * (not device.startswith("CPU"))
 
 
 def expect(plan: Plan, say: Callable[[str], None] = lambda text: None) -> TimeEstimate:
