@@ -119,6 +119,12 @@ def imitation(check, values):
             row |= dict(clock=[0.0, at * 0.999999, at, 9 * at])
             parts.append(pd.DataFrame(row | dict(value=1 - there if metric == "loss" else there)))
         return pd.concat(parts)
+    if measure == "earlier":  # two lines from 1 to 0
+        ends = [("a", 2 * np.exp(-values)), ("b", 2 + 0 * values)]
+        row = dict(metric=metric, split=split)
+        return pd.DataFrame([row | dict(run=run, seed=k, round=i, clock=i * end, value=1.0 - i)
+                             for run, times in ends for k, end in enumerate(times, 1)
+                             for i in (0, 1)])  # fmt: skip
     if measure == "widens":  # a line, of whose way little is done by then with slower messages
         fast, slow = (3 * t + 1 for t in w["t_comm"])
         runs = {"a": up * 2 * values / (fast / slow - 1), "b": 0 * values}

@@ -190,6 +190,20 @@ def test_widens_compares_leads_at_one_time(metric, sign):
                         [10.0, 100.0])  # fmt: skip
 
 
+def test_earlier_compares_times_between_looks_by_the_records_clock():
+    looks = {"a": [8.0, 4.0, 0.0, 0.0], "b": [8.0, 7.0, 3.0, 0.0], "never": [8.0, 7.0, 6.0, 5.0]}
+    parts = [pd.DataFrame(dict(run=run, seed=seed, round=range(4), clock=[0.0, 10.0, 30.0, 50.0],
+                               metric="log gap", split="train", value=values))
+             for run, values in looks.items() for seed in (1, 2)]  # fmt: skip
+    held = record(pd.concat(parts))
+    got = measures.earlier(held, "a", "b", "log gap", "train", 2.0)
+    assert np.exp(got.low) == pytest.approx([(30 + 20 / 3) / 20] * 2) and got.ratio
+    never = measures.earlier(held, "never", "b", "log gap", "train", 2.0)
+    assert never.low.tolist() == [-INF, -INF]
+    both = measures.earlier(held, "never", "never", "log gap", "train", 2.0)
+    assert np.isnan(both.low).all()
+
+
 def test_smoother_compares_changes_in_the_second_half():
     a = [0, 9, 0, 9, 0, 9, 0, 1, 2, 1, 2]  # second half, rounds 60 to 100: 0 1 2 1 2
     b = [5, 5, 5, 5, 5, 5, 4, 7, 1, 7, 1]

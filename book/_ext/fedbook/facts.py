@@ -263,7 +263,7 @@ class ClaimsTable(Facts):
         return items
 
     def origin(self, row: dict) -> nodes.container:
-        """Return where the finding comes from: records, what matters and why, how old the rule."""
+        """Return, behind a click, its records, what matters and why, and how old the rule is."""
         lines = row["origins"] or [f"no record of: {row['record']}"]
         if row["smallest"]:
             named = ", ".join(f"{value:g} in {name.replace('log ', 'the logarithm of ')}"
@@ -273,7 +273,8 @@ class ClaimsTable(Facts):
             age = ages.age_in_words(row["ages"]) if row["ages"]["first_look"] else ""
             lines += filter(None, [f"{age} {row['changed']}".strip()])
         paragraphs = [nodes.paragraph(text=line, classes=["fact-source"]) for line in lines]
-        return _box("claim-origin", *paragraphs)
+        folded = _behind("Records, what counts, and the rule's age", paragraphs)
+        return _box("claim-origin", *folded)
 
     def measured(self, checks: list[dict]) -> list[nodes.Node]:
         """Return one item a check, those that count first, and many checks behind a click."""
@@ -282,9 +283,8 @@ class ClaimsTable(Facts):
             return [nodes.paragraph(text="Nothing: there are no data for it here.")]
         if not checks[SHOWN:]:
             return [self.items(checks)]
-        opened = f"<details><summary>{len(checks) - SHOWN} more checks</summary>"
-        more = [nodes.raw("", text, format="html") for text in (opened, "</details>")]
-        return [self.items(checks[:SHOWN]), more[0], self.items(checks[SHOWN:]), more[1]]
+        more = _behind(f"{len(checks) - SHOWN} more checks", [self.items(checks[SHOWN:])])
+        return [self.items(checks[:SHOWN]), *more]
 
     def items(self, checks: list[dict]) -> nodes.bullet_list:
         """Return one item a check: its outcome, the quantity, its value and what was asked."""
@@ -431,6 +431,13 @@ class ErrataTable(Facts):
             )
         box += [head, parts]
         return box
+
+
+def _behind(summary: str, inside: Iterable[nodes.Node]) -> list[nodes.Node]:
+    """Return what opens with a click."""
+    tags = f"<details><summary>{summary}</summary>", "</details>"
+    opened, closed = (nodes.raw("", tag, format="html") for tag in tags)
+    return [opened, *inside, closed]
 
 
 def _box(name: str, *children: nodes.Node) -> nodes.container:

@@ -31,6 +31,7 @@ FOLDED = {
     "figures-4-and-5-writers figure-6-alike-and-as-different-as-can-be the-theorems-rates "
     f"beyond-the-paper-when-is-it-worth-it beyond-the-paper-how-many-clients {ENDS}",
     "05_tiers/3_reproduce": "what-a-local-step-costs a-rate-for-each-q-and-each-crowd "
+    "and-at-the-rate-that-reaches-the-target-first "
     "per-iteration-and-with-more-clients "
     "figure-9-how-many-silos batchnorm-or-groupnorm theorem-1 "
     f"beyond-the-paper-hubs-that-do-not-wait {ENDS}",

@@ -353,7 +353,7 @@ def _said(check: Asked, got: Measured, level: float) -> str:
         timed = check["with"].get("metric") == "log speed"
         return words.replace("diverged", "did not come to the goal") if timed else words
     d, low, high = (f"{math.exp(end):.2g}" for end in ends)
-    times = " times" * (check["measure"] in DIFFERENCES)
+    times = " times" * (check["measure"] in (*DIFFERENCES, *RATIOS))
     return f"{d}{times} ({low} to {high})"
 
 

@@ -312,6 +312,29 @@ def widens(
     return _exactly((fast - slow if metric == "loss" else slow - fast).to_numpy())
 
 
+def earlier(record: Record, a: str, b: str, metric: str, split: str, target: float) -> Measured:
+    """How many times sooner run ``a`` falls to a target than run ``b``, as a natural logarithm.
+
+    By the record's own clock; between two looks lies a line.
+    """
+    one, other = (_fallen(rows(record, run, metric, split), target) for run in (a, b))
+    _same_seeds(record, one.index, other.index)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.log(other.reindex(one.index) / one)  # NaN where neither falls so far
+    return Measured(ratio.to_numpy(), ratio.to_numpy(), "{} times", ratio=True)
+
+
+def _fallen(found: pd.DataFrame, target: float) -> pd.Series:
+    """Return when each seed is first at a target, ``[seeds]``; infinite where it never is."""
+    at = {}
+    for seed, curve in found.sort_values("clock").groupby("seed"):
+        times, values = curve["clock"].to_numpy(), curve["value"].to_numpy()
+        there = np.flatnonzero(values <= target)
+        two = slice(max(there[0] - 1, 0), there[0] + 1) if len(there) else None
+        at[seed] = np.interp(-target, -values[two], times[two]) if two else math.inf
+    return pd.Series(at)
+
+
 def smoother(record: Record, a: str, b: str, metric: str, split: str) -> Measured:
     """How many times smoother run ``a`` is than run ``b``, as a natural logarithm.
 
@@ -517,11 +540,12 @@ def largest(record: Record, run: str, metric: str, **where: Any) -> Measured:
     return _exactly(float(rows(record, run, metric, **where)["value"].max(skipna=False)))
 
 
-RATIOS = {"sooner": "time", "smoother": "roughness", "settles": "roughness"}  # as a factor
+RATIOS = {"sooner": "time", "earlier": "time", "smoother": "roughness",
+          "settles": "roughness"}  # fmt: skip
 MEASURES: dict[str, Callable[..., Measured]] = {
     measure.__name__: measure
     for measure in (
-        advantage, sooner, widens, smoother, settles, during, with_fewer_rounds, best_of,
+        advantage, sooner, earlier, widens, smoother, settles, during, with_fewer_rounds, best_of,
         gains_more, across, saved, final, diverged, slope, flatter, largest,
     )
 }  # fmt: skip
