@@ -58,7 +58,8 @@ def main() -> int:
     spread = ["-n", "2", "--dist", "loadfile"] if len(files) > 2 else []
     code = subprocess.run([*PYTEST, *spread, *files], check=False).returncode if files else 0
     took = time.monotonic() - began
-    print(f"{len(files)} test files without what is slow, {took:.0f} s. All: make test")
+    print(f"{len(files)} test files without what is slow, {took:.0f} s.")
+    print("All: make test, and make test-long for the built book.")
     return 0 if code == 5 else code  # all of them are slow
 
 

@@ -185,6 +185,8 @@ def test_widens_compares_leads_at_one_time(metric, sign):
 
     wanted = [sign * (lead(slope, 100) - lead(slope, 10)) for slope in (0.003, 0.002)]
     assert got.low == pytest.approx(wanted) and got.high == pytest.approx(wanted)
+    behind = measures.widens(held, "b", "a", metric, "test", [10.0, 100.0])
+    assert behind.low == pytest.approx([-one for one in wanted])
     with pytest.raises(measures.MissingRows, match="differ in seeds"):
         measures.widens(record(pd.concat([a, b[b["seed"] == 1]])), "a", "b", "accuracy", "test",
                         [10.0, 100.0])  # fmt: skip

@@ -109,7 +109,8 @@ def took_in_words(paper: str, experiment: str, profile: str) -> str:
     seconds = took(paper, experiment, profile)
     if seconds is None:
         return "not run"
-    device = records.load(paper, experiment, profile).manifest.get("device", "CPU")
+    page = records.folder(paper) / f"{experiment}.{profile}.json"
+    device = str(json.loads(page.read_text("utf-8")).get("device", "CPU"))
     return time_in_words(seconds) + f" on a GPU ({device})" * (not device.startswith("CPU"))
 
 
