@@ -293,13 +293,16 @@ def test_claim_is_complete(paper, claim):
 
 @pytest.mark.parametrize("paper", paths.papers("claims.toml"))
 def test_the_same_numbers_count_in_one_claim_only(paper):
+    """And once in each reading of it."""
     seen = {}
     for claim in claims.claims_of(paper):
         for check in claim.get("check", []):
             if check.get("essential", True):
                 key = check["experiment"], check["measure"], str(sorted(check["with"].items()))
-                assert key not in seen, (seen[key], claim["id"])
-                seen[key] = claim["id"]
+                here, reading = seen.setdefault(key, (claim["id"], set()))
+                assert here == claim["id"], (here, claim["id"])
+                assert check.get("reading") not in reading, (here, check["what"])
+                reading.add(check.get("reading"))
 
 
 @every_claim

@@ -41,6 +41,7 @@ def started(out: Path) -> subprocess.Popen:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_killed_and_started_again_it_ends_as_if_nothing_had_been(tmp_path):
     out = tmp_path / "found"
     first, deadline = started(out), time.monotonic() + 300

@@ -55,6 +55,7 @@ def test_the_values_of_the_page_are_those_of_its_parameters(path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", CHANGES)
 def test_it_runs_with_other_numbers(name, tmp_path, monkeypatch):
     for key, value in build.KERNEL.items():
