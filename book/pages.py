@@ -286,7 +286,8 @@ def first_choice() -> Iterator[str]:
     """Write which method is the best of most cells of the matrix."""
     from fedlib.lab.show import matrix
 
-    best, sure = matrix.firsts(_cells()), matrix.firsts(_cells()[_cells()["sure"]])
+    cells = _cells()
+    best, sure = matrix.firsts(cells), matrix.firsts(cells[cells["sure"]])
     ((name, count),) = best.most_common(1)
     yield (
         f"Highest in {count} of our {best.total()} test cases, more than any other, and in "

@@ -14,7 +14,7 @@ from filelock import FileLock
 # Files that take long: they begin first, so that two workers end together. The book's build keeps
 # two cores busy, so those that mostly wait go beside it.
 LONG = (
-    "test_site",  # one worker has this and test_profiles
+    "test_site",
     "test_jupyterlab",
     "test_profiles",
     "test_batch_ray",

@@ -285,6 +285,20 @@ def test_words(seconds, told):
     assert duration.time_in_words(seconds) == told
 
 
+@pytest.mark.parametrize(
+    ("page", "told"),
+    [
+        ('{"wall_seconds": 131.9, "device": "CPU (x86_64, 1 thread)"}', "2.2 min"),
+        ('{"wall_seconds": 131.9, "device": "NVIDIA H200"}', "2.2 min on a GPU (NVIDIA H200)"),
+        ('{"wall_seconds": 131.9', "not run"),
+    ],
+)
+def test_a_record_from_a_gpu_says_so(page, told, tmp_path, monkeypatch):
+    (tmp_path / "a.quick.json").write_text(page)
+    monkeypatch.setattr(records, "folder", lambda paper: tmp_path)
+    assert duration.took_in_words("any", "a", "quick") == told
+
+
 # --- what is said ---------------------------------------------------------------------------------
 
 

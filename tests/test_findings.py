@@ -245,5 +245,9 @@ def test_the_first_is_one_of_all_that_are_asked_the_same_counted_or_not():
     keys = ("quantity", "estimate", "essential")
     row = {"checks": [dict(zip(keys, each, strict=True)) for each in asked]}
     assert findings.first_of(row, "sooner than")["quantity"] == asked[1][0]
+    of = [each | {"reading": "ab"["above" in each["quantity"]]} for each in row["checks"]]
+    read = {"readings": {"a": "", "b": ""}, "checks": of}
+    asking = findings.first_of_each(read, "sooner than")
+    assert list(asking) == ["a"], "the other asks who ends above, and not who is sooner"
     nothing = {"checks": [each | {"estimate": None} for each in row["checks"]]}
     assert findings.first_of(nothing, "sooner than") is None

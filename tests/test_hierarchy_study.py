@@ -357,9 +357,9 @@ def test_with_direct_clients_figure_7a_turns():
     end, ends = 1500.0, runs["S=0, near"].groupby("seed")["rounds"].last()
     direct = end / ends.mean() + (4 * 30 + 2) - (4 * 2 + 2)  # how long a round then is
     for sync, clock in (5, end), (20, 750.0):
-        rows, still = runs["S=0, near"], runs[f"S={sync}, near"]
+        rows, late = runs["S=0, near"], runs[f"S={sync}, near"]
         star = rows[rows["rounds"] >= clock / direct].groupby("seed")["value"].first()
-        tree = still[still["clock"] <= clock].groupby("seed")["value"].last()
+        tree = late[late["clock"] <= clock].groupby("seed")["value"].last()
         gap = tree - star
         assert len(gap) == 10
         assert gap.mean() > 3 * gap.std() / len(gap) ** 0.5, sync

@@ -97,20 +97,24 @@ def time_in_words(seconds: float) -> str:
 
 def took(paper: str, experiment: str, profile: str) -> float | None:
     """Return the seconds that the stored record of an experiment took; None where none is."""
+    return _took_on(paper, experiment, profile)[0]
+
+
+def _took_on(paper: str, experiment: str, profile: str) -> tuple[float | None, str]:
+    """Return the seconds and the device of a stored record, without looking at its rows."""
     page = records.folder(paper) / f"{experiment}.{profile}.json"
     try:
-        return float(json.loads(page.read_text("utf-8"))["wall_seconds"])
+        made = json.loads(page.read_text("utf-8"))
+        return float(made["wall_seconds"]), made["device"]
     except (OSError, ValueError, LookupError, TypeError):
-        return None
+        return None, ""
 
 
 def took_in_words(paper: str, experiment: str, profile: str) -> str:
     """Say how long the stored record of an experiment took, and on what, or that there is none."""
-    seconds = took(paper, experiment, profile)
+    seconds, device = _took_on(paper, experiment, profile)
     if seconds is None:
         return "not run"
-    page = records.folder(paper) / f"{experiment}.{profile}.json"
-    device = str(json.loads(page.read_text("utf-8")).get("device", "CPU"))
     return time_in_words(seconds) + f" on a GPU ({device})" * (not device.startswith("CPU"))
 
 

@@ -540,8 +540,9 @@ def largest(record: Record, run: str, metric: str, **where: Any) -> Measured:
     return _exactly(float(rows(record, run, metric, **where)["value"].max(skipna=False)))
 
 
-RATIOS = {"sooner": "time", "earlier": "time", "smoother": "roughness",
-          "settles": "roughness"}  # fmt: skip
+RATIOS = {  # as a factor
+    "sooner": "time", "earlier": "time", "smoother": "roughness", "settles": "roughness",
+}  # fmt: skip
 MEASURES: dict[str, Callable[..., Measured]] = {
     measure.__name__: measure
     for measure in (
