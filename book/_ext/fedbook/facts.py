@@ -283,8 +283,10 @@ class ClaimsTable(Facts):
             return [nodes.paragraph(text="Nothing: there are no data for it here.")]
         if not checks[SHOWN:]:
             return [self.items(checks)]
-        more = _behind(f"{len(checks) - SHOWN} more checks", [self.items(checks[SHOWN:])])
-        return [self.items(checks[:SHOWN]), *more]
+        shown, rest = first_of_each(checks, SHOWN)
+        words = outcomes.tally_outcomes(check["outcome"] for check in rest)
+        more = _behind(f"{len(rest)} more checks: {words}", [self.items(rest)])
+        return [self.items(shown), *more]
 
     def items(self, checks: list[dict]) -> nodes.bullet_list:
         """Return one item a check: its outcome, the quantity, its value and what was asked."""
@@ -431,6 +433,19 @@ class ErrataTable(Facts):
             )
         box += [head, parts]
         return box
+
+
+def first_of_each(checks: list[dict], most: int) -> tuple[list[dict], list[dict]]:
+    """Return `most` checks in which every outcome is seen, and the rest, both in their order."""
+    seen: Counter[tuple[bool, str]] = Counter()
+    turn = []
+    for place, check in enumerate(checks):
+        kind = (not check["essential"], check["outcome"])
+        turn.append((kind[0], seen[kind], place))
+        seen[kind] += 1
+    first = {place for *_, place in sorted(turn)[:most]}
+    shown = [check for place, check in enumerate(checks) if place in first]
+    return shown, [check for place, check in enumerate(checks) if place not in first]
 
 
 def _behind(summary: str, inside: Iterable[nodes.Node]) -> list[nodes.Node]:
