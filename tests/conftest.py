@@ -81,6 +81,17 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(scope="session")
+def chromium():
+    """Start a browser, one for all tests of a process."""
+    import browser
+
+    if browser.find() is None:
+        pytest.skip("no Chromium found: install one, or name it in CHROMIUM")
+    with browser.chromium() as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
 def verdicts_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Judge every claim of every paper, once for all processes of a run; return where."""
     from fedlib import paths

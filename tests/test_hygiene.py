@@ -11,6 +11,7 @@ from pathlib import Path
 import build
 import nbformat
 import pytest
+import rests
 import strip
 
 ROOT = build.ROOT
@@ -243,7 +244,6 @@ def test_no_measured_number_is_typed(path):
 
 
 BARE = re.compile(r"\{(?:eq|ref|numref|prf:ref)\}`([\w-]+)`")
-PLACE = re.compile(r"^\(([\w-]+)\)=$|\$\$ \(([\w-]+)\)|^:label: *(\S+)", re.M)
 NAMED = re.compile(r"[A-Z]+\d?-[EC]\d+(-\w+)?")
 
 
@@ -252,7 +252,7 @@ def test_a_reference_that_jupyterlab_cannot_follow_says_what_it_means(path):
     """It knows the places in a notebook's own text. Errata and claims go by their labels."""
     cells = nbformat.read(path, as_version=4).cells
     text = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
-    there = {"".join(found) for found in PLACE.findall(text)}
+    there = {"".join(found) for found in rests.PLACE.findall(text)}
     unknown = {label for label in BARE.findall(text) if label not in there}
     assert not [label for label in unknown if not NAMED.fullmatch(label)], "give them words"
 

@@ -380,14 +380,6 @@ LINKS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[browser.Browser]:
-    if browser.find() is None:
-        pytest.skip("needs chromium")
-    with browser.chromium() as program:
-        yield program
-
-
 @pytest.fixture
 def tab(chromium, tmp_path) -> Iterator[browser.Page]:
     """A page with two figures in which nothing has been moved yet."""

@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 
-import browser
 import build
 import jupyter
 import nbformat
@@ -15,7 +14,6 @@ from jupyter import CELLS, CURRENT, opened
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.long,
-    pytest.mark.skipif(browser.find() is None, reason="no Chromium: install one, or set CHROMIUM"),
 ]
 CHAPTERS = {  # a notebook of each, that with the panel
     path.parent.name: path
@@ -47,14 +45,8 @@ def address(tmp_path_factory):
         yield address
 
 
-@pytest.fixture(scope="module")
-def chromium():
-    with browser.chromium() as running:
-        yield running
-
-
 @pytest.mark.parametrize("chapter", CHAPTERS)
-def test_a_chapter_reads_runs_and_answers(chapter, address, chromium):
+def test_a_chapter_reads_runs_and_answers(chapter, chromium, address):
     path = CHAPTERS[chapter]
     notebook = opened(chromium, address, f"{chapter}/{path.name}", dark=chapter[1] in "246")
     notebook.run()

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from html import unescape
 from importlib import resources
@@ -121,15 +120,6 @@ def html(built: tuple[Path, str]) -> Path:
     if wrong:
         pytest.skip("the book was not built")
     return folder
-
-
-@pytest.fixture(scope="session")
-def chromium() -> Iterator[browser.Browser]:
-    """Start a browser, one for all tests."""
-    if browser.find() is None:
-        pytest.skip("no Chromium found: install one, or name it in CHROMIUM")
-    with browser.chromium() as running:
-        yield running
 
 
 @pytest.fixture(scope="session")
