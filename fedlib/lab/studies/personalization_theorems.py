@@ -60,6 +60,7 @@ class SingleLoop(Quadratics):
     stages: PositiveInt  # 1 or 2
     global_noise: NonNegativeFloat  # δ² of a sample's gradient where the global model learns
     global_batch: PositiveInt  # samples of every client in a step of the global model
+    rate_of: NotRequired[PositiveInt]  # visits at the rate of 1 or 2 stages; default is its own
 
 
 @dataclass(frozen=True)
@@ -228,7 +229,7 @@ def check_runs(s: Quadratics) -> None:
     """
     for run in s["runs"]:
         r, where = {**s, **run}, f"Run '{run['run']}':"
-        check_known(r, order=ORDERS, stages=(1, 2))
+        check_known(r, order=ORDERS, stages=(1, 2), rate_of=(1, 2))
         if r["clients"] < 2:
             raise FedlibError(f"{where} two clients or more can differ; got {r['clients']}.")
         if r["kappa"] < 1:
@@ -301,11 +302,11 @@ def _loop(s: SingleLoop, p: QuadraticClients, seed: int, R: int) -> dict[str, fl
     draw = gaussian(stream(seed, "global", R), (copies, N, d), variance)
     visit = gaussian(stream(seed, "visits", R), (copies, N, d), s["noise"])
     w, v, visits = np.zeros((copies, d)), np.zeros((copies, N, d)), orders(seed, N, "random")
+    A = np.full((copies, N, N), 1 / N)
     if s["stages"] == 2:
         A = p.weights(quadratic_sgd(p, w, R, K, theory.local_rate(c, R), draw))
-        lr = theory.visit_rate(c, R)
-    else:
-        A, lr = np.full((copies, N, N), 1 / N), theory.visit_rate_single(c, R)
+    rate = (theory.visit_rate_single, theory.visit_rate)[s.get("rate_of", s["stages"]) - 1]
+    lr = rate(c, R)
     for _ in range(R):
         v = epoch(p, v, A, next(visits), lr, K, visit)
         if s["stages"] == 1:
