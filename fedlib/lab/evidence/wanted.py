@@ -95,7 +95,8 @@ def wanted(row: Mapping[str, Any]) -> Iterator[str]:
     """Yield the experiments that a claim's finding wants at the paper's setting, tuning first."""
     paper = row["paper"]
     done = not row["scale"] and row["data"] in scale.THEIRS
-    if done or not row["data"] or paths.about(paths.paper_folder(paper)).get("ours"):
+    ours = _claim(row).get("ours") or paths.about(paths.paper_folder(paper)).get("ours")
+    if done or ours or not row["data"]:
         return
     seen: set[str] = set()
     for name in sorted(ages.experiments_of(_claim(row))):
