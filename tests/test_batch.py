@@ -198,6 +198,8 @@ def test_values_of_a_command_line():
     for word in (".lr=3", "amplified.=3"):
         with pytest.raises(FedlibError, match="NAME=VALUE"):
             grids.assignments([word])
+    with pytest.raises(FedlibError, match="lr twice"):
+        grids.assignments(["lr=.1", "a.lr=1", "lr=.2"])
 
 
 @pytest.mark.parametrize(

@@ -520,6 +520,13 @@ def test_the_time_of_a_run_is_kept_while_it_works(tmp_path, monkeypatch):
     assert 0 < times[2][1], "of all cores, too"
 
 
+@pytest.mark.parametrize("text", [None, "", "3.5", "one two"])
+def test_a_stopwatch_cut_short_begins_again(tmp_path, text):
+    if text is not None:
+        (tmp_path / "seconds").write_text(text)
+    assert experiments._seconds(tmp_path) == (0.0, 0.0)
+
+
 def first_figure():
     return experiments.settings(PAPER, "fig1", "smoke")
 

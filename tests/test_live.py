@@ -310,3 +310,17 @@ def test_a_frozen_function_makes_tensors():
 def test_a_control_without_values():
     with pytest.raises(FedlibError, match="'rate' has no values"):
         Live("Toy", {"rate": []}, build, rounds=1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(start=(1,)), "start has 1 values for 2 controls"),
+        (dict(rounds=-1), "rounds is 1 or more; got -1"),
+        (dict(rounds=None), "FedAvg goes on for ever. Give rounds="),
+        (dict(build=lambda steps, rate: build(steps, rate)[0]), "an algorithm and a task; got"),
+    ],
+)
+def test_a_panel_that_was_put_together_wrongly_says_how(options, message):
+    with pytest.raises(FedlibError, match=message):
+        panel(**options).train()

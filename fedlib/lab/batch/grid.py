@@ -237,7 +237,7 @@ def assignments(words: Iterable[str]) -> dict[str, Any]:
     Raises
     ------
     FedlibError
-        For a word without ``=``, or without a name before it.
+        For a word without ``=``, or without a name before it, and for a name given twice.
     """
     parsed = {}
     for word in words:
@@ -246,6 +246,8 @@ def assignments(words: Iterable[str]) -> dict[str, Any]:
             name, text = of_a_run.groups()
         if not equals or not name or name != name.strip("."):
             raise FedlibError(f"--set takes NAME=VALUE, for example lr=.01. Got '{word}'.")
+        if name in parsed:
+            raise FedlibError(f"--set has {name} twice. Several values of it belong in a grid.")
         parsed[name] = text  # a word, unless it can be read as something else
         with contextlib.suppress(ValueError, SyntaxError):
             parsed[name] = ast.literal_eval(text.title() if text in ("true", "false") else text)

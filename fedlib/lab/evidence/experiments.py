@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
-import os
 import platform
 import shutil
 import threading
@@ -248,9 +248,10 @@ def _counted(
 
 def _seconds(folder: Path) -> tuple[float, float]:
     """Return how long earlier starts of an unfinished run worked, by the clock and in all cores."""
-    kept = folder / "seconds"
-    wall, cores = kept.read_text().split() if os.path.exists(kept) else (0, 0)
-    return float(wall), float(cores)
+    with contextlib.suppress(OSError, ValueError):  # none yet, or cut short: a stopwatch, no result
+        wall, cores = (folder / "seconds").read_text("utf-8").split()
+        return float(wall), float(cores)
+    return 0.0, 0.0
 
 
 def choose_seeds(s: dict[str, Any], seeds: int | Sequence[int] | None) -> tuple[int, ...]:

@@ -170,8 +170,8 @@ def work(
     def say(line: str) -> None:
         tell(f"{time.strftime('%H:%M:%S')} {line}")
 
-    for _ in make(read_queue(page), until, home, out, say, progress):
-        pass
+    if not [*make(read_queue(page), until, home, out, say, progress)]:
+        say("Nothing is left to be made.")
 
 
 def make(
@@ -224,6 +224,7 @@ def make(
                     row["under way"] = "tuning" if "tunes" in s else which
                     yield row
                     if time.monotonic() > until:
+                        tell(f"The time is over. Next: {name}, {row['under way']}.")
                         return
                     tell(f"{name}: {row['under way']} begins or goes on")
                     with contextlib.suppress(locks.UnderWay):

@@ -89,7 +89,7 @@ class Live:
     Raises
     ------
     FedlibError
-        If a control has no values.
+        If a control has no values, or if start or rounds do not fit.
     """
 
     def __init__(
@@ -118,6 +118,10 @@ class Live:
         self.title, self.controls, self.build = title, controls, frozen(build)
         self.rounds, self.every, self.seeds = rounds, every, tuple(seeds)
         self.start = tuple(start or (values[0] for values in controls.values()))
+        if len(self.start) != len(controls):
+            raise FedlibError(f"start has {len(self.start)} values for {len(controls)} controls.")
+        if rounds is not None and rounds < 1:
+            raise FedlibError(f"rounds is 1 or more; got {rounds!r}.")
         for value, (label, values) in zip(self.start, controls.items(), strict=True):
             if value not in values:
                 raise FedlibError(f"'{label}' cannot start at {value!r}. Its values: {values}.")
@@ -169,7 +173,12 @@ class Live:
             return looked[state.t]
 
         try:
-            algorithm, task = self.build(*run.values)
+            built = self.build(*run.values)
+            if not isinstance(built, tuple) or len(built) != 2:
+                raise FedlibError(f"build returns an algorithm and a task; got {built!r:.80}.")
+            algorithm, task = built
+            if not self.rounds and not hasattr(algorithm, "rounds"):
+                raise FedlibError(f"{type(algorithm).__name__} goes on for ever. Give rounds=.")
             run.rounds = self.rounds or algorithm.rounds(self.seeds)
             look = Evaluation(every=self.every, measure=measure)
             while run.done < run.rounds:
