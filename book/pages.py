@@ -266,7 +266,8 @@ def papers() -> Iterator[str]:
         state = "So far: " if links else "In preparation"
         if set(PARTS) <= {page.stem.split("_", 1)[1] for page in _pages(about)}:
             waiting = _without_record(about)
-            state = f"{waiting} of its claims still wait for a record: " if waiting else ""
+            waits = f"{waiting} of its claims still wait{'s' * (waiting == 1)} for a record: "
+            state = waits if waiting else ""
         yield (
             f"{number}. **{about['question']}** {about['about']} *{about['short']}*, "
             f"{_source(about)}. {state}{', '.join(links)}."
