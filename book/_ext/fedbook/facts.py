@@ -284,8 +284,9 @@ class ClaimsTable(Facts):
         if not checks[SHOWN:]:
             return [self.items(checks)]
         shown, rest = first_of_each(checks, SHOWN)
-        words = outcomes.tally_outcomes(check["outcome"] for check in rest)
-        more = _behind(f"{len(rest)} more checks: {words}", [self.items(rest)])
+        many = len(rest) > 1
+        words = outcomes.tally_outcomes(c["outcome"] for c in rest) if many else rest[0]["outcome"]
+        more = _behind(f"{len(rest)} more check{'s' * many}: {words}", [self.items(rest)])
         return [self.items(shown), *more]
 
     def items(self, checks: list[dict]) -> nodes.bullet_list:
