@@ -283,7 +283,7 @@ class ClaimsTable(Facts):
             return [nodes.paragraph(text="Nothing: there are no data for it here.")]
         if not checks[SHOWN:]:
             return [self.items(checks)]
-        shown, rest = first_of_each(checks, SHOWN)
+        shown, rest = some_of_each(checks, SHOWN)
         many = len(rest) > 1
         words = outcomes.tally_outcomes(c["outcome"] for c in rest) if many else rest[0]["outcome"]
         more = _behind(f"{len(rest)} more check{'s' * many}: {words}", [self.items(rest)])
@@ -436,7 +436,7 @@ class ErrataTable(Facts):
         return box
 
 
-def first_of_each(checks: list[dict], most: int) -> tuple[list[dict], list[dict]]:
+def some_of_each(checks: list[dict], most: int) -> tuple[list[dict], list[dict]]:
     """Return `most` checks in which every outcome is seen, and the rest, both in their order."""
     seen: Counter[tuple[bool, str]] = Counter()
     turn = []

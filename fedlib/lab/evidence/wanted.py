@@ -93,13 +93,13 @@ def _seed_rounds(s: Mapping[str, Any], seeds: int) -> float:
 
 def wanted(row: Mapping[str, Any]) -> Iterator[str]:
     """Yield the experiments that a claim's finding wants at the paper's setting, tuning first."""
-    paper = row["paper"]
+    paper, claim = row["paper"], _claim(row)
     done = not row["scale"] and row["data"] in scale.THEIRS
-    ours = _claim(row).get("ours") or paths.about(paths.paper_folder(paper)).get("ours")
+    ours = claim.get("ours") or paths.about(paths.paper_folder(paper)).get("ours")
     if done or ours or not row["data"]:
         return
     seen: set[str] = set()
-    for name in sorted(ages.experiments_of(_claim(row))):
+    for name in sorted(ages.experiments_of(claim)):
         if PAPER not in catalogue.profiles(paper, name):
             continue
         before = catalogue.settings(paper, name, PAPER).get("tuned")
