@@ -1029,16 +1029,14 @@ class Loops:
         found, log = self.excess(v, A, self.best), theory.log_factor(self.c, self.R)
         return {"excess": found, "excess by Λ": found / log, "excess by Λ²": found / log**2}
 
-    def loop(self, stages):
+    def loop(self, stages, rate):
         w, v = np.zeros((self.copies, self.d)), np.zeros((self.copies, self.N, self.d))
         first, rng = (stream(self.seed, name, self.R) for name in ("global", "visits"))
         variance = self.s["global_noise"] / self.s["global_batch"]
-        A, rate = [np.full((self.N, self.N), 1 / self.N)] * self.copies, theory.visit_rate
+        A = [np.full((self.N, self.N), 1 / self.N)] * self.copies
         if stages == 2:
             w = self.local_sgd(w, self.R, theory.local_rate(self.c, self.R), first, variance)
             A = [self.p.weights(own) for own in w]
-        else:
-            rate = theory.visit_rate_single
         for r in range(self.R):
             v = self.travel(v, A, r, rate(self.c, self.R), rng)
             if stages == 1:
@@ -1056,9 +1054,15 @@ def test_the_studies_with_noise_are_loops_over_copies_models_and_clients():
     told = (s, loops.p, 5, 6)
     assert theorems._weights(*told) == pytest.approx(loops.weights(), rel=1e-9)
     assert theorems._models(*told) == pytest.approx(loops.models(), rel=1e-9)
-    for stages in (1, 2):
-        found = theorems._loop(s | dict(stages=stages), *told[1:])
-        assert found == pytest.approx(loops.loop(stages), rel=1e-9)
+    one, two = theory.visit_rate_single, theory.visit_rate
+    for run, rate in (
+        (dict(stages=1), one),
+        (dict(stages=2), two),
+        (dict(stages=2, rate_of=1), one),
+        (dict(stages=1, rate_of=2), two),
+    ):
+        found = theorems._loop(s | run, *told[1:])
+        assert found == pytest.approx(loops.loop(run["stages"], rate), rel=1e-9)
 
 
 def test_the_error_of_the_weights_is_told_by_the_logarithm_of_all_local_steps():

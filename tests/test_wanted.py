@@ -28,6 +28,12 @@ def test_nothing_is_wanted_where_it_was_tried_as_the_paper_did():
     assert wanted.what_it_takes(row) == ""
 
 
+def test_nothing_is_tried_as_the_paper_did_where_the_paper_did_nothing():
+    row = row_of("personalization", "PERM-C2")
+    assert row["scale"], "an experiment of ours"
+    assert wanted.what_it_takes(row) == ""
+
+
 def test_a_sentence_has_runs_hours_data_and_one_command(hours):
     row = row_of("hierarchy", "HFL-C4") | {"scale": ["network: small, the paper's: large"]}
     assert [*wanted.wanted(row)] == ["rates-6", "fig6"]
