@@ -6,6 +6,8 @@ import dataclasses
 import math
 import re
 
+import build
+import nbformat
 import numpy as np
 import pandas as pd
 import pytest
@@ -366,3 +368,13 @@ def test_waiting_costs_a_round_of_everybody_once_a_cycle():
     frame = run(dict(run="x", method="waiting"), situation="cycles", knob=1.0, rounds=12)
     spent = frame[frame["split"] == "spent"].groupby("metric")["value"].unique()
     assert spent["gradients"] == [2 * 10 * 4] and spent["models"] == [2 * 10 * 2]
+
+
+def test_the_table_of_situations_has_their_clients_and_rounds():
+    page = nbformat.read(build.ROOT / "notebooks" / "07_beyond" / "3_which_method.ipynb", 4)
+    text = "\n".join(cell.source for cell in page.cells if cell.cell_type == "markdown")
+    told = re.findall(r"^\| ([a-z ]+) \|.*\| (\d+), (\d+) \|$", text, re.M)
+    made = {name: catalogue.settings("methods", name, "quick") for name in matrix.KNOBS}
+    assert {name.replace(" ", "-"): (int(N), int(T)) for name, N, T in told} == {
+        name: (s["clients"], s["rounds"]) for name, s in made.items()
+    }
