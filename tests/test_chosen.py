@@ -44,7 +44,7 @@ def test_tests_are_those_that_import_a_module_by_any_road(monkeypatch):
     assert "test_draws.py" in names("fedlib/engine/draws.py")
     assert "test_generalized_fedavg.py" in names("fedlib/papers/participation/algorithm.py")
     assert "test_pages.py" in names("book/pages.py")
-    browsing = {f"test_{name}.py" for name in ("interactive", "jupyterlab", "pdf", "site")}
+    browsing = {f"test_{name}.py" for name in ("interactive", "pdf", "site")}
     assert names("book/browser.py") == browsing
 
 
