@@ -5,19 +5,24 @@ import re
 import numpy as np
 import pytest
 from scipy import sparse
+from torch import nn
 
 from fedlib import datasets
-from fedlib.engine import Checkpoint, Evaluation, FederatedDataset, Task, models, simulate
+from fedlib.engine import Checkpoint, Evaluation, FederatedDataset, Model, Task, models, simulate
 from fedlib.errors import FedlibError
 from fedlib.lab.evidence import records
 from fedlib.lab.job import study
 from fedlib.lab.vertical.mitigations import randomised_response
+from fedlib.papers.beyond import AmplifiedHierarchicalSGD
 from fedlib.papers.fedavg import FedAvg
+from fedlib.papers.hierarchy import HierarchicalSGD
 from fedlib.papers.methods import theory
+from fedlib.papers.participation import GeneralizedFedAvg
 from fedlib.papers.tiers import TieredTask
 from fedlib.papers.vertical import Problem, centralised, simulate_parties
 from fedlib.papers.vertical.secure import shares
-from fedlib.population.participation import Full
+from fedlib.population.delays import Deterministic
+from fedlib.population.participation import Full, Markov, Participation, PeriodicSampler
 
 RNG = np.random.default_rng(1)
 X, Y = RNG.normal(size=(8, 3)).astype("float32"), np.arange(8) % 2
@@ -26,6 +31,8 @@ DATA = FederatedDataset.build(X, Y, PARTS)
 TASK = Task(models.softmax(3, 2), DATA)
 COLUMNS = Problem(X, 2 * Y - 1, [[0], [1, 2]])
 SMALL = Task(models.softmax(2, 2), FederatedDataset.build(X[:, :2], Y, PARTS))
+THREE = Task(models.softmax(3, 2), FederatedDataset.build(X, Y, [[0, 1], [2, 3], [4, 5, 6, 7]]))
+WORDS = Model(nn.Sequential(nn.Embedding(5, 2), nn.Flatten(), nn.Linear(6, 2)))
 ALGORITHM = FedAvg(Full(2), lr=0.1)
 
 
@@ -37,6 +44,25 @@ def returning(**methods):
     """Return FedAvg with other methods, which return what they are given here."""
     functions = {k: lambda self, *_, v=v: v(*_) if callable(v) else v for k, v in methods.items()}
     return type("Own", (FedAvg,), functions)(Full(2), lr=0.1)
+
+
+def groups(**options):
+    """Return hierarchical SGD of two groups of a client each."""
+    known = dict(sync=1.0, time=5.0, local=Deterministic(1.0), server=Deterministic(1.0))
+    return HierarchicalSGD((1, 1), 0.1, **known | options)
+
+
+def drawing(drawn):
+    """Run FedAvg under a process that draws this."""
+    process = type("Own", (Participation,), {"draw": lambda self, seed, t: drawn})(2)
+    return simulate(FedAvg(process, lr=0.1), TASK, 1)
+
+
+def worded(largest=4, least=0, test=0):
+    """Return sentences of three words, one of which is the largest and another the least."""
+    x = np.ones((8, 3), dtype=int)
+    x[5, 1], x[6, 2] = largest, least
+    return FederatedDataset.build(x, Y, PARTS, x.clip(0, 4) + test, Y)
 
 
 def measured(values):
@@ -53,6 +79,42 @@ WRONG = {
     "a state of another task": (
         lambda: simulate(ALGORITHM, TASK, 1, state=ALGORITHM.init(SMALL, (0,))),
         "models of 6 numbers, and the task's have 8"),
+    "a state of more clients": (
+        lambda: simulate(ALGORITHM, TASK, 1, state=FedAvg(Full(3), 0.1).init(THREE, (0,))),
+        "its cursor is (1, 3), not (1, 2)"),
+    "a state of another method": (
+        lambda: simulate(GeneralizedFedAvg(Full(2), 0.1), TASK, 1,
+                         state=ALGORITHM.init(TASK, (0,))), "GeneralizedFedAvg for this task: it "
+        "has no u"),
+    "a state, and a process of fewer clients": (
+        lambda: simulate(FedAvg(Full(1), 0.1), TASK, 1, state=ALGORITHM.init(TASK, (0,))),
+        "Participation is for 1 clients, the data for 2"),
+    "a state before the first round": (
+        lambda: simulate(ALGORITHM, TASK, 1, state=ALGORITHM.init(TASK, (0,), t=-3)),
+        "round t is a whole number of at least 0; got -3"),
+    "sync times of more runs": (
+        lambda: simulate(groups(sync=(1.0, 2.0)), TASK, 1), "2 values for 1 runs"),
+    "the class of a law": (lambda: groups(local=Deterministic), "local is a delay law"),
+    "a share for a process": (
+        lambda: AmplifiedHierarchicalSGD(**vars(groups()), availability=0.5),
+        "availability is a process over groups"),
+    "chains with several ways off": (lambda: Markov(2, 0.1, (0.1, 0.2)), "off is one number"),
+    "a word for a chance": (lambda: Markov(2, ("a", "b")), "in (0, 1]"),
+    "no rounds of a process": (lambda: Full(3).rho2(0, 0), "rounds is a whole number"),
+    "rounds that end before they start": (lambda: Full(3).weights(0, 3, 1), "stop is a whole"),
+    "the round before the first": (
+        lambda: PeriodicSampler(10, 1).draw(0, -1), "t is a whole number of at least 0"),
+    "clients without weights": (lambda: drawing([0, 1]), "A draw is two lists"),
+    "one weight for all": (lambda: drawing((np.array([0, 1]), 0.5)), "A draw is two lists"),
+    "a word nobody knows": (lambda: Task(WORDS, worded(largest=9)), "whole numbers, 0 to 9"),
+    "a word before the first": (lambda: Task(WORDS, worded(least=-1)), "whole numbers, -1 to 4"),
+    "a word of the test split": (lambda: Task(WORDS, worded(test=9)), "whole numbers, 9 to 13"),
+    "classes from 1": (
+        lambda: Task(models.softmax(3, 2), FederatedDataset.build(X, Y + 1, PARTS)), "take y - 1"),
+    "test clients without a test split": (
+        lambda: FederatedDataset.build(X, Y, PARTS, test_parts=PARTS), "Give test_x, too"),
+    "one model for a list": (
+        lambda: TieredTask(models.linear(3), [X], Y, [PARTS]), "[model, ...]; got one Model"),
     "a measure without a split": (measured({"loss": np.zeros(1)}), "got 'loss': [1]"),
     "a measure of two runs for one": (
         measured({("own", "loss"): np.zeros(2)}), "for each of 1 runs, [1]; got"),

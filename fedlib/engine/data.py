@@ -214,7 +214,9 @@ class FederatedDataset:
         if augment and x.dim() != 4:
             raise FedlibError(f"augment is for images [n, C, H, W]; the features are {[*x.shape]}.")
         if test_parts is not None:
-            test_parts = _one_owner_each(test_parts, 0 if test_x is None else len(test_x))
+            if test_x is None:
+                raise FedlibError("test_parts give rows of test_x to clients. Give test_x, too.")
+            test_parts = _one_owner_each(test_parts, len(test_x))
             if len(test_parts) != len(parts):
                 raise FedlibError(
                     f"test_parts are for {len(test_parts)} clients, parts for {len(parts)}."
@@ -321,7 +323,7 @@ class FederatedDataset:
             ``steps`` batches for ``R * S`` copies, and the new cursor.
         """
         part = None if q is None else np.asarray(q.cpu()) > 0
-        cohort = np.asarray(clients.cpu())
+        cohort = np.asarray(torch.as_tensor(clients).cpu())
         self.check_visits(seeds, cohort, cursor, steps, batch_size, part)
         reading, cursor = self.read(seeds, cohort, cursor, steps, batch_size, part)
         return upload([reading], self.x.device)[0].batches(self.dtype), cursor

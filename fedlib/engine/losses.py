@@ -115,8 +115,8 @@ def check_targets(loss_name: str, y: Tensor, outputs: int, split: str = "train")
     if loss_name == "half_square":
         if not y.is_floating_point():
             raise FedlibError(
-                f"{came}: half squares need real targets. Use y.float(); for residual models "
-                "without a target give y=None; for classes take 'cross_entropy'."
+                f"{came}: half squares need real targets, y.astype('float32'). For residual "
+                "models without a target give y=None; for classes take 'cross_entropy'."
             )
         if not torch.isfinite(y).all():
             raise FedlibError(f"{came}: some are nan or infinite.")
@@ -132,12 +132,16 @@ def check_targets(loss_name: str, y: Tensor, outputs: int, split: str = "train")
         if outputs != 1:
             raise FedlibError(f"{came}: it takes one output. For {outputs} use 'cross_entropy'.")
         if not ((y == 0) | (y == 1)).all():
-            raise FedlibError(f"{came}: classes are 0 and 1; got {y.unique()[:5].tolist()}.")
+            raise FedlibError(
+                f"{came}: classes are 0 and 1; got {y.unique()[:5].tolist()}. For one class "
+                "against all others: y == 1."
+            )
         return
     if y.is_floating_point():
-        raise FedlibError(f"{came}: classes are whole numbers. Use y.long() if that is what y is.")
+        raise FedlibError(f"{came}: classes are whole numbers. If y holds some: y.astype(int).")
     if y.min() < 0 or y.max() >= outputs:
         raise FedlibError(
             f"{came}: classes are numbered 0 to {outputs - 1}; got {int(y.min())} to "
-            f"{int(y.max())}. Leave samples without a label out of every client's list."
+            f"{int(y.max())}. If they count from 1, take y - 1; samples without a label are left "
+            "out before x and y are given."
         )

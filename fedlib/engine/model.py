@@ -232,13 +232,18 @@ class Model:
     def outputs(self, x: Tensor) -> int:
         """Return the number of outputs ``K`` for features ``x[n, ...]``, having tried it on two.
 
+        Of whole numbers, such as those of words, it tries the smallest and the largest.
+
         Raises
         ------
         FedlibError
             When the module cannot read the features, returns another shape than ``[B, K]``, draws
             from PyTorch's global generator, or changes what all copies share.
         """
-        x = x[[0, -1]].cpu()
+        tried = [0, -1]
+        if not x.is_floating_point():
+            tried = [int(x.flatten(1).amin(1).argmin()), int(x.flatten(1).amax(1).argmax())]
+        x = x[tried].cpu()
         row = torch.zeros(1, self.size, dtype=self.dtype(x))
         try:
             with torch.no_grad():
@@ -246,7 +251,12 @@ class Model:
         except FedlibError:
             raise
         except Exception as error:
-            hint = "" if x.is_floating_point() else ". Real features are x.astype('float32')."
+            hint = ""
+            if not x.is_floating_point():
+                hint = (
+                    f". Here are whole numbers, {int(x.min())} to {int(x.max())}. Words count from "
+                    "0, up to those that the model knows; real features are x.astype('float32')."
+                )
             raise FedlibError(
                 f"Trying the model on features of shape {[*x.shape[1:]]}, type {x.dtype}, failed: "
                 f"{(str(error).splitlines() or [type(error).__name__])[0]}{hint}"

@@ -115,8 +115,12 @@ def simulate(
     if rounds and latest > rounds:
         raise FedlibError(f"There is no round {latest} to look after: {rounds} rounds are run.")
     seeds, look, keep = checked_seeds(seeds), evaluation or Evaluation(), checkpoint or Checkpoint()
-    state = algorithm.init(task, seeds) if state is None else state
-    check_state(state, task)
+    if state is None:
+        state = algorithm.init(task, seeds)
+        check_state(state, task)
+    else:
+        check_state(state, task)
+        check_begun(state, algorithm.init(task, state.seeds), algorithm)
     runs, first, label = _named(name, state.seeds), state.t, ""
     rows: TidyRows = []
     diverged: Diverged = {}
@@ -181,9 +185,24 @@ def check_state(state: Any, task: Any) -> None:
             f"and the round t; got {type(state).__name__}, which has no "
             f"{' and '.join(lacks) or 'fields'}."
         )
+    check_whole_number("The state's round t", state.t, 0)
     ours = state.x.shape[-1]
     if (size := getattr(task, "size", ours)) != ours:
         raise FedlibError(f"The state has models of {ours} numbers, and the task's have {size}.")
+
+
+def check_begun(state: State, fresh: State, algorithm: Any) -> None:
+    """Refuse a state that lacks what the algorithm's own has, or has it in another shape."""
+    held, name = state_fields(state), type(algorithm).__name__
+    for field, value in state_fields(fresh).items():
+        expected, came = (getattr(v, "shape", None) for v in (value, held.get(field)))
+        if field in held and came == expected:
+            continue
+        odd = f"its {field} is {came}, not {expected}" if field in held else f"it has no {field}"
+        raise FedlibError(
+            f"This is no state of {name} for this task: {odd}. To go on from its models: "
+            "state=algorithm.init(task, seeds, state.x)."
+        )
 
 
 def _next(made: Any, before: State) -> tuple[Any, dict[str, Any]]:

@@ -42,16 +42,22 @@ def column(value: Setting, x: Tensor, copies: int = 1) -> float | Tensor:
     FedlibError
         When there are not as many values as runs.
     """
-    each = np.asarray(value, dtype=float)
-    if each.ndim == 0:
-        return float(each)
-    if len(each) != len(x):
-        raise FedlibError(
-            f"{len(each)} values for {len(x)} runs: {tuple(each.tolist())}. Give one number for "
-            "all runs, or one for each."
-        )
+    if np.ndim(value) == 0:
+        return float(np.asarray(value, dtype=float))
+    each = of_runs(value, len(x))
     place = _uploaded_once if x.is_cuda else _uploaded_once.__wrapped__
     return place(tuple(each.tolist()), copies, x.dtype, x.device)
+
+
+def of_runs(value: Setting, runs: int) -> np.ndarray:
+    """Return a setting's value in each run, ``[R]``; as many as runs came, or one for all."""
+    each = np.asarray(value, dtype=float)
+    if each.ndim and len(each) != runs:
+        raise FedlibError(
+            f"{len(each)} values for {runs} runs: {tuple(each.tolist())}. Give one number for all "
+            "runs, or one for each."
+        )
+    return np.broadcast_to(each, runs)
 
 
 @functools.lru_cache(maxsize=256)

@@ -244,7 +244,7 @@ def check_task(task: Task) -> None:
     outputs = task.model.outputs(data.x)
     check_targets(task.loss_name, data.y, outputs)
     if data.test_x is not None:
-        check_targets(task.loss_name, data.test_y, outputs, "test")
+        check_targets(task.loss_name, data.test_y, task.model.outputs(data.test_x), "test")
 
 
 def check_whole(batch: Batch) -> None:

@@ -344,10 +344,12 @@ def stale(
     as_json: Json = False,
 ) -> None:
     """List stored records that the present code, settings or data may not give again."""
+    from tqdm import tqdm
+
     from fedlib.lab.evidence import catalogue, records
 
     rows = []
-    for record in records.stored(paper=paper):
+    for record in tqdm(list(records.stored(paper=paper)), "Records", leave=False, disable=None):
         names = record.names
         state = record.compared(again=True)
         if everything or state.word == "stale":

@@ -130,10 +130,10 @@ class Deterministic(_Law):
 def check_law(name: str, law: Any) -> None:
     """Refuse what is no law, and a sequence that holds something else."""
     for one in law if isinstance(law, Sequence) else [law]:
-        if not hasattr(one, "draws"):
+        if isinstance(one, type) or not hasattr(one, "draws"):
             raise FedlibError(
-                f"{name} is a delay law, or one for each silo; got {one!r}. For a fixed time: "
-                "Deterministic(1.0)."
+                f"{name} is a delay law, or one for each that takes the time; got {one!r}. For a "
+                "fixed time: Deterministic(1.0)."
             )
 
 

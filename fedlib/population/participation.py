@@ -78,6 +78,8 @@ class Participation:
 
     def weights(self, seed: int, start: int, stop: int) -> np.ndarray:
         """Return the dense weights ``q[t, n]`` of rounds ``start..stop-1``."""
+        check_whole_number("start", start, 0)
+        check_whole_number("stop", stop, start)
         q = np.zeros((stop - start, self.N))
         for row, t in zip(q, range(start, stop), strict=True):
             np.add.at(row, *self.draw(seed, t))
@@ -85,18 +87,24 @@ class Participation:
 
     def rho2(self, seed: int, rounds: int, start: int = 0) -> float:
         """Return the largest ``Σ_n q²`` over ``rounds`` rounds; 1/ρ² is the speed-up."""
+        check_whole_number("rounds", rounds)
         return float((self.weights(seed, start, start + rounds) ** 2).sum(1).max())
 
 
 def check_draws(draws: Sequence[Draw], N: int) -> None:
     """Refuse draws that are not some of ``N`` clients with weights that sum to one."""
-    for clients, q in draws:
-        known = len(clients) == len(q) > 0 and np.asarray(clients).dtype.kind in "iu"
-        known = known and np.min(clients) >= 0 and np.max(clients) < N
-        if not known or not np.min(q) >= 0 or not abs(np.sum(q) - 1) < 1e-6:
+    for draw in draws:
+        try:
+            clients, q = map(np.asarray, draw)
+            lists = clients.ndim == q.ndim == 1 and len(clients) == len(q) > 0
+            numbers = clients.dtype.kind in "iu" and q.dtype.kind in "iuf"
+        except (TypeError, ValueError):
+            lists = numbers = False
+        known = lists and numbers and clients.min() >= 0 and clients.max() < N
+        if not known or not q.min() >= 0 or not abs(q.sum() - 1) < 1e-6:
             raise FedlibError(
-                f"A draw is some of the clients 0 to {N - 1}, and for each a weight of at least "
-                f"0, together 1; got clients {clients} with weights {q}."
+                f"A draw is two lists, some of the clients 0 to {N - 1}, and for each a weight of "
+                f"at least 0, together 1; got {draw!r}."
             )
 
 
@@ -238,6 +246,7 @@ class _Sequential(Participation):
 
     def draw(self, seed: int, t: int) -> Draw:
         """Return round ``t``, generating all rounds before it the first time."""
+        check_whole_number("t", t, 0)
         with _ONE_AT_A_TIME:  # a panel may run beside a notebook's cells
             state, rounds = _memory(self, seed)
             try:
@@ -323,8 +332,12 @@ class Markov(_Sequential):
             raise FedlibError(f"on is a number, or a tuple of one a client; got {self.on!r}.")
         if isinstance(self.on, tuple) and len(self.on) != self.N:
             raise FedlibError(f"on has {len(self.on)} numbers, and there are {self.N} clients.")
-        if not (0 < np.min(self.on) <= np.max(self.on) <= 1 and 0 < self.off <= 1):
-            raise FedlibError(f"on and off must lie in (0, 1]; got {self.on} and {self.off}.")
+        both = (*(self.on if isinstance(self.on, tuple) else (self.on,)), self.off)
+        if not all(isinstance(p, Real) and 0 < p <= 1 for p in both):
+            raise FedlibError(
+                f"on and off must lie in (0, 1], and off is one number; got {self.on!r} and "
+                f"{self.off!r}."
+            )
 
     def start(self, seed: int) -> dict[str, Any]:
         """Draw the stationary start."""

@@ -74,6 +74,11 @@ class AmplifiedHierarchicalSGD(HierarchicalSGD):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_settings(self, ("amplify",), ("interval",))
+        if not isinstance(self.availability, Participation | None):
+            raise FedlibError(
+                "availability is a process over groups, such as Cyclic(2); got "
+                f"{self.availability!r}."
+            )
         if self.availability and self.availability.N != len(self.groups):
             raise FedlibError(
                 f"availability is about {self.availability.N} groups, and there are "

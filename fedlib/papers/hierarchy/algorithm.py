@@ -23,12 +23,12 @@ from fedlib.engine.data import Reading
 from fedlib.engine.draws import ON_HOST, Array, draw_one
 from fedlib.engine.local import local_sgd
 from fedlib.engine.mixing import average
-from fedlib.engine.sweeps import column
+from fedlib.engine.sweeps import column, of_runs
 from fedlib.engine.tasks import Task
 from fedlib.errors import FedlibError, unknown
 from fedlib.papers.fedavg import check_settings, first_models
 from fedlib.papers.hierarchy.clock import check_clock, timeline
-from fedlib.population.delays import Law, laws_of
+from fedlib.population.delays import Law, check_law, laws_of
 
 MERGES = ("normalised", "plain", "nova")
 
@@ -161,6 +161,7 @@ class HierarchicalSGD:
         check_group_sizes(self.groups)
         if not np.size(self.sync) or not np.size(self.grow):
             raise FedlibError("sync and grow are a number each, or one for each run; got none.")
+        check_law("local", self.local)
         laws = laws_of(self.local, len(self.groups), "group")
         for sync, grow in itertools.product(*map(np.atleast_1d, (self.sync, self.grow))):
             check_clock(sync, self.time, laws, self.server, grow)
@@ -178,7 +179,7 @@ class HierarchicalSGD:
     def timelines(self, seeds: Sequence[int]) -> list[Any]:
         """Return what the clock decides, for each run."""
         laws = laws_of(self.local, len(self.groups), "group")
-        both = (np.broadcast_to(v, len(seeds)).tolist() for v in (self.sync, self.grow))
+        both = (of_runs(v, len(seeds)).tolist() for v in (self.sync, self.grow))
         return [
             self._line(seed, S, self.time, laws, self.server, grow)
             for seed, S, grow in zip(seeds, *both, strict=True)

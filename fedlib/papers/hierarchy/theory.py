@@ -338,6 +338,7 @@ def other_merges(
 
 def corollary_1_rate(rounds: float, L: float) -> float:
     """Return ``min(1/sqrt U, 1/L)``, the rate of Corollary 1."""
+    check_constants(above=True, rounds=rounds, L=L)
     return min(1 / math.sqrt(rounds), 1 / L)
 
 

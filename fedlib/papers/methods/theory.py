@@ -13,7 +13,7 @@ import numpy as np
 
 from fedlib.engine.checks import check_between, check_positive, check_whole_number
 from fedlib.errors import FedlibError
-from fedlib.papers.bound import as_array
+from fedlib.papers.bound import as_array, check_constants
 
 
 def pull(curvature: Any, lr: float, steps: Any, mu: float = 0.0) -> np.ndarray:
@@ -86,7 +86,7 @@ def largest_step(beta1: float, beta2: float, rounds: int) -> float:
     adaptivity takes away.
     """
     check_between("beta1", beta1, 0, 1)
-    check_between("beta2", beta2, 0, 1)
+    check_constants(True, beta2=beta2)
     check_whole_number("rounds", rounds)
     shares = (beta1**2 / beta2) ** np.arange(rounds)
     return float((1 - beta1) * np.sqrt(shares.sum() / (1 - beta2)))
@@ -100,6 +100,7 @@ def variance_left(keep: float, alpha: float, interval: int) -> float:
     """
     check_between("keep", keep, 0, 1)
     check_between("alpha", alpha, 0, 1)
+    check_constants(True, alpha=alpha)
     check_whole_number("interval", interval)
     r = keep**interval
     return float(alpha**2 * (1 - r**2) / (1 - (1 - alpha * (1 - r)) ** 2))

@@ -74,6 +74,8 @@ class TieredTask:
         check_flag("batch_norm", batch_norm)
         if (test_features is None) != (test_labels is None):
             raise FedlibError("test_features and test_labels: give both, or neither.")
+        if isinstance(models, Model):
+            raise FedlibError("models are a list, one for each silo: [model, ...]; got one Model.")
         splits = rows if isinstance(rows, Mapping) else {None: rows}
         for silos in splits.values():
             if not 0 < len(models) == len(features) == len(silos):

@@ -9,10 +9,12 @@ with Vertical and Horizontal Data Partitioning*, ACM TIST 2022.
 from __future__ import annotations
 
 import math
+from numbers import Integral
 from typing import Any
 
 import numpy as np
 
+from fedlib.engine.checks import check_whole_number
 from fedlib.errors import FedlibError
 from fedlib.papers.bound import Bound, as_array, check_constants
 
@@ -202,6 +204,10 @@ def empty_chance(*, samples: int, rows: int, batch_size: int) -> float:
     ``C(M - m, B) / C(M, B)``: B of M rows are drawn without replacement. Times the number of
     clients it bounds the probability that some client of a silo comes away empty.
     """
+    check_whole_number("samples", samples)
+    for name, some in (("rows", rows), ("batch_size", batch_size)):
+        if not isinstance(some, Integral) or not 0 <= some <= samples:
+            raise FedlibError(f"{name} is a number of the {samples} samples; got {some!r}.")
     from scipy import stats  # a quarter of the time of a start, and seldom wanted
 
     return float(stats.hypergeom.pmf(0, samples, rows, batch_size))
@@ -218,6 +224,7 @@ def best_product(*, L: float, gap: float, sigma2: Any, rounds: float) -> tuple[f
     FedlibError
         Without noise: the terms then fall with the product, and the step condition decides.
     """
+    check_constants(True, L=L, gap=gap, rounds=rounds)
     noise = float(as_array(sigma2).sum())
     if not noise > 0:
         raise FedlibError(
@@ -232,6 +239,7 @@ def round_time(*, t_comm: float, t_comp: float, Q: float) -> float:
 
     ``t_comm`` is one round trip: hub and clients twice, hubs once; ``t_comp`` is one local step.
     """
+    check_constants(t_comm=t_comm, t_comp=t_comp, Q=Q)
     return 3 * t_comm + Q * t_comp
 
 
