@@ -217,6 +217,20 @@ def test_smoother_compares_changes_in_the_second_half():
     assert got.low[:2].tolist() == [INF, -INF] and np.isnan(got.low[2])
 
 
+def test_smoother_between_compares_means_of_neighbouring_evaluations():
+    """Three looks make a block, counted from the end: a swing of three looks is not seen."""
+    swing = np.array([0, *[9, 0, -9] * 8])  # rounds 0 to 240, so blocks end at 30, 60, ...
+    steps = np.array([0, *np.repeat(np.arange(8), 3)])
+    runs = {"a": [steps + swing, steps], "b": [3 * steps + swing, 2 * steps + 5 * swing]}
+    held = record(curves(runs))
+    got = measures.smoother_between(held, "a", "b", "loss", "train", 3)
+    assert np.exp(got.low) == pytest.approx([3, 2]) and got.ratio
+    assert (measures.smoother(held, "a", "b", "loss", "train").low < np.log(2)).any()
+    lost = np.where(np.arange(25) == 24, NAN, steps)
+    held = record(curves({"a": [lost], "b": [steps]}))
+    assert measures.smoother_between(held, "a", "b", "loss", "train", 3).low.tolist() == [-INF]
+
+
 def test_settles_compares_second_differences_of_the_first_and_last_fifth():
     rise = np.arange(21.0)  # rounds 0 to 200: the first fifth has second differences at 30 and 40
     early = rise + np.array([99, 0, 0, 3, *[0] * 16, 1])

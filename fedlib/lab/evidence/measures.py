@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -357,6 +357,22 @@ def _roughness(record: Record, run: str, metric: str, split: str) -> pd.Series:
     return rough
 
 
+def smoother_between(
+    record: Record, a: str, b: str, metric: str, split: str, looks: int
+) -> Measured:
+    """As :func:`smoother`, when every ``looks`` neighbouring evaluations were averaged before.
+
+    Of a curve that swings with a cycle, means over cycles keep what goes on between them.
+    """
+    frame, curve = record.frame, ["run", "seed", "metric", "split"]
+    frame = frame[frame["run"].isin([a, b])].sort_values("round")
+    frame = frame.assign(block=frame.groupby(curve).cumcount(ascending=False) // looks)
+    means = frame.groupby([*curve, "block"], as_index=False).agg(
+        round=("round", "max"), value=("value", lambda block: block.mean(skipna=False))
+    )
+    return smoother(replace(record, frame=means), a, b, metric, split)
+
+
 def settles(record: Record, run: str, metric: str, split: str) -> Measured:
     """How many times rougher a run is in its first fifth than in its last, as a natural logarithm.
 
@@ -541,12 +557,14 @@ def largest(record: Record, run: str, metric: str, **where: Any) -> Measured:
 
 
 RATIOS = {  # as a factor
-    "sooner": "time", "earlier": "time", "smoother": "roughness", "settles": "roughness",
+    "sooner": "time", "earlier": "time", "smoother": "roughness",
+    "smoother_between": "roughness", "settles": "roughness",
 }  # fmt: skip
 MEASURES: dict[str, Callable[..., Measured]] = {
     measure.__name__: measure
     for measure in (
-        advantage, sooner, earlier, widens, smoother, settles, during, with_fewer_rounds, best_of,
-        gains_more, across, saved, final, diverged, slope, flatter, largest,
+        advantage, sooner, earlier, widens, smoother, smoother_between, settles, during,
+        with_fewer_rounds, best_of, gains_more, across, saved, final, diverged, slope, flatter,
+        largest,
     )
 }  # fmt: skip
