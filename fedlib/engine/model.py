@@ -242,7 +242,8 @@ class Model:
         """
         tried = [0, -1]
         if not x.is_floating_point():
-            tried = [int(x.flatten(1).amin(1).argmin()), int(x.flatten(1).amax(1).argmax())]
+            rows = x.reshape(len(x), -1)
+            tried = [int(rows.amin(1).argmin()), int(rows.amax(1).argmax())]
         x = x[tried].cpu()
         row = torch.zeros(1, self.size, dtype=self.dtype(x))
         try:

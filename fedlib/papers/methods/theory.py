@@ -86,6 +86,7 @@ def largest_step(beta1: float, beta2: float, rounds: int) -> float:
     adaptivity takes away.
     """
     check_between("beta1", beta1, 0, 1)
+    check_between("beta2", beta2, 0, 1)
     check_constants(True, beta2=beta2)
     check_whole_number("rounds", rounds)
     shares = (beta1**2 / beta2) ** np.arange(rounds)
