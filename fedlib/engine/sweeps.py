@@ -52,7 +52,7 @@ def column(value: Setting, x: Tensor, copies: int = 1) -> float | Tensor:
 def of_runs(value: Setting, runs: int) -> np.ndarray:
     """Return a setting's value in each run, ``[R]``; as many as runs came, or one for all."""
     each = np.asarray(value, dtype=float)
-    if each.ndim and len(each) != runs:
+    if each.size not in (1, runs):
         raise FedlibError(
             f"{len(each)} values for {runs} runs: {tuple(each.tolist())}. Give one number for all "
             "runs, or one for each."
