@@ -11,7 +11,8 @@ FOLDED = {
     "02_participation/1_derive": "five-tools how-far-clients-drift-from-each-other "
     "choosing-the-rates exercises",
     "02_participation/3_reproduce": "figure-1-on-cifar-10 "
-    f"figure-d-1-everybody-is-always-there linear-speed-up {ENDS}",
+    "figure-d-1-everybody-is-always-there figures-b-1-and-b-2-the-toy "
+    f"linear-speed-up {ENDS}",
     "03_hierarchy/1_derive": "two-other-merges exercises",
     "03_hierarchy/2_build": "many-runs-in-one-batch details-that-matter exercises",
     "03_hierarchy/3_reproduce": "the-clocks a-rate-for-each-sync-time other-merges "
