@@ -463,6 +463,7 @@ FAILED = {  # in short, what the claims say that were contradicted so far
     "HFL-C1": "with *S* = 5 accuracies vary strongly at first",
     "PERM-C5": "PERM ends best among fifty writers",
     "TDCD-C4": "every *Q* above 1 is sooner at a given F1, on sequences",
+    "TDCD-C4-larger": "the same with a larger network and four times the steps",
     "TDCD-C6": "the same at a given top-5 accuracy, on views",
     "VFB2-C8": "that no party infers labels from what it receives",
 }
