@@ -185,6 +185,7 @@ def test_a_column_stands_beside_the_rows():
     x = torch.zeros(2, 5)
     assert column(0.3, x) == 0.3 and column(np.float64(0.3), x, 4) == 0.3
     assert column((0.25, 0.5), x).tolist() == [[0.25], [0.5]]
+    assert column((0.25,), x, 2).tolist() == [[0.25]] * 4, "one value serves all runs"
     assert column((0.3, 0.5), x, 2).tolist() == torch.tensor([[0.3], [0.3], [0.5], [0.5]]).tolist()
 
 

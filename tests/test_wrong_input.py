@@ -16,9 +16,11 @@ from fedlib.lab.vertical.mitigations import randomised_response
 from fedlib.papers.beyond import AmplifiedHierarchicalSGD
 from fedlib.papers.fedavg import FedAvg
 from fedlib.papers.hierarchy import HierarchicalSGD
+from fedlib.papers.hierarchy import theory as hierarchy
 from fedlib.papers.methods import theory
 from fedlib.papers.participation import GeneralizedFedAvg
 from fedlib.papers.tiers import TieredTask
+from fedlib.papers.tiers import theory as tiers
 from fedlib.papers.vertical import Problem, centralised, simulate_parties
 from fedlib.papers.vertical.secure import shares
 from fedlib.population.delays import Deterministic
@@ -113,6 +115,16 @@ WRONG = {
         lambda: Task(models.softmax(3, 2), FederatedDataset.build(X, Y + 1, PARTS)), "take y - 1"),
     "test clients without a test split": (
         lambda: FederatedDataset.build(X, Y, PARTS, test_parts=PARTS), "Give test_x, too"),
+    "a second moment that forgets all": (
+        lambda: theory.largest_step(0.9, 0.0, 5), "beta2 is above 0"),
+    "slow weights that stay": (lambda: theory.variance_left(0.9, 0.0, 5), "alpha is above 0"),
+    "a round trip in the past": (
+        lambda: tiers.round_time(t_comm=-1, t_comp=1, Q=1), "t_comm is at least 0"),
+    "no rounds for a product": (
+        lambda: tiers.best_product(L=1, gap=1, sigma2=1, rounds=0), "rounds is above 0"),
+    "more rows than samples": (
+        lambda: tiers.empty_chance(samples=9, rows=10, batch_size=3), "of the 9 samples"),
+    "no rounds for a rate": (lambda: hierarchy.corollary_1_rate(0, 1), "rounds is above 0"),
     "one model for a list": (
         lambda: TieredTask(models.linear(3), [X], Y, [PARTS]), "[model, ...]; got one Model"),
     "a measure without a split": (measured({"loss": np.zeros(1)}), "got 'loss': [1]"),
