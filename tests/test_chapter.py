@@ -139,6 +139,9 @@ def test_verdicts_and_claims(capsys, verdicts):
     found = [check for name in ("GFA-C6", "GFA-C7") for check in claims.checks(PAPER, name)]
     told = [check.quantity + " (control)" * (not check.essential) for check in found]
     assert list(table["quantity"]) == told
+    assert any(words.endswith(" (control)") for words in page.verdict("GFA-C3").data["quantity"])
+    once = [words.count("control") for words in page.verdict("GFA-C4").data["quantity"]]
+    assert set(once) == {0, 1}, "what says that it is a control is not said to be one again"
     shown = page.claims().data
     assert list(shown["finding"]) == [*map(claims.finding_in_words, judged.values())]
     at = dict(zip(shown["id"], shown["measured"], strict=True))

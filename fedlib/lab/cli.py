@@ -271,8 +271,7 @@ def claims(
         for name, finding in row["readings"].items():
             typer.echo(f"  read as {name}: {finding}")
         for check in row["checks"]:
-            control = "" if check["essential"] else " (control)"
-            typer.echo(f"    {SIGNS[check['outcome']]} {check['quantity']}{control}")
+            typer.echo(f"    {SIGNS[check['outcome']]} {judge.quantity_in_words(check)}")
             why = f"; {check['why']}" if check["why"] else ""
             typer.echo(f"      {check['measured']}, asked: {check['asked']}{why}")
         for line in row["origins"]:

@@ -299,7 +299,7 @@ class ClaimsTable(Facts):
             seen = [] if word == outcomes.NO_RECORD else [value, nodes.Text(" ")]
             why = f" ({check['why']})" * bool(check["why"])
             asked = f"asked: {minus(check['asked'])}{why}"
-            quantity = check["quantity"] + " (control)" * (not check["essential"])
+            quantity = claims.quantity_in_words(check)
             quantity += f" (read as {check['reading']})" * bool(check["reading"])
             lines = (
                 nodes.paragraph(text=_together(quantity), classes=["check-what"]),

@@ -572,6 +572,12 @@ def own_in_words(row: dict[str, Any]) -> str:
     return f"{part} at the paper's own scale and on its data ({own['record']})"
 
 
+def quantity_in_words(check: dict[str, Any]) -> str:
+    """Return what a check measures, said to be a control where it is one."""
+    control = not check["essential"] and not check["quantity"].startswith("control")
+    return check["quantity"] + " (control)" * control
+
+
 def finding_in_words(row: dict[str, Any]) -> str:
     """Return a claim's finding; where it depends on the reading, whether one is borne out."""
     borne_out = (outcomes.CONFIRMED, PROVED, outcomes.ARITHMETIC)

@@ -222,7 +222,7 @@ class Chapter:
         columns = ["outcome", "quantity", "measured", "asked", "record"]
         checks = [check for row in rows for check in row["checks"]]
         table = pd.DataFrame(checks, columns=[*columns, "essential", "why"])  # none if proved
-        table["quantity"] += table["essential"].map({True: "", False: " (control)"})
+        table["quantity"] = [*map(claims.quantity_in_words, checks)]
         table["outcome"] += [f" ({why})" if why else "" for why in table["why"]]
         return table[columns].style.hide(axis="index")
 
