@@ -15,7 +15,7 @@ help:
 	@echo "make book    run every notebook and build the book (_build/html/index.html)"
 	@echo "make pdf     print the built book into one file, _build/book.pdf; needs Chromium"
 	@echo "make pdf CHAPTER=03_hierarchy: one chapter alone"
-	@echo "make test    check the code and the notebooks: some eight minutes on two cores"
+	@echo "make test    check the code and the notebooks: eight to fifteen minutes on two cores"
 	@echo "make test-long  the rest: the built book in a browser, JupyterLab, batches on several machines"
 	@echo "make quick   within a minute: lint, and the tests that import what has changed"
 	@echo "make slow    which tests are slow, and not marked so"

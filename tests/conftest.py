@@ -6,10 +6,11 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 # Files that take long: they begin first, so that two workers end together. The book's build keeps
 # two cores busy, so those that mostly wait go beside it.
@@ -93,16 +94,23 @@ def chromium():
 
 @pytest.fixture(scope="session")
 def verdicts_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Judge every claim of every paper, once for all processes of a run; return where."""
+    """Judge every claim of every paper, once for all processes of a run; return where.
+
+    Processes share the papers: each goes on with one that no other is judging, then waits.
+    """
     from fedlib import paths
     from fedlib.lab.evidence import claims
 
     home = tmp_path_factory.getbasetemp()  # of this process, in that of the run if there are more
-    page = (home.parent if "PYTEST_XDIST_WORKER" in os.environ else home) / "verdicts.json"
-    with FileLock(page.with_suffix(".lock")):
-        if not page.exists():
-            rows = {paper: claims.judge(paper) for paper in paths.papers("claims.toml")}
-            page.write_text(json.dumps(rows), "utf-8")
+    shared = home.parent if "PYTEST_XDIST_WORKER" in os.environ else home
+    parts = {paper: shared / f"verdicts-{paper}.json" for paper in paths.papers("claims.toml")}
+    for longest in (0, -1):  # seconds that another is waited for; then for ever
+        for paper, part in parts.items():
+            with suppress(Timeout), FileLock(part.with_suffix(".lock"), timeout=longest):
+                if not part.exists():
+                    part.write_text(json.dumps(claims.judge(paper)), "utf-8")
+    rows = {paper: json.loads(part.read_text("utf-8")) for paper, part in parts.items()}
+    (page := home / "verdicts.json").write_text(json.dumps(rows), "utf-8")
     return page
 
 
