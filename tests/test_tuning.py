@@ -160,6 +160,11 @@ def test_seeds_of_tuning_and_of_evaluation_are_kept_apart(paper):
         experiments.run("participation", "fig1", "smoke", seeds=[1, 1002], out=paper)
 
 
+def test_seeds_as_a_text_are_refused_with_the_way_to_give_a_list(paper):
+    with pytest.raises(FedlibError, match=r"got the text '1,2'.*-y 'seeds: \[1, 2\]'"):
+        experiments.run("participation", "fig1", "smoke", seeds="1,2", out=paper)
+
+
 def test_tuning_takes_no_seed_of_evaluation(paper):
     with pytest.raises(FedlibError, match=r"seeds of its own, 1001, .*got \[1, 2\]"):
         experiments.run("participation", "grid", "smoke", seeds=[1, 2], out=paper)

@@ -269,6 +269,11 @@ def choose_seeds(s: dict[str, Any], seeds: int | Sequence[int] | None) -> tuple[
         if tunes and seeds is not None and asked > len(tuning.TUNING_SEEDS):
             raise FedlibError(f"Tuning has {len(tuning.TUNING_SEEDS)} seeds; got {asked}.")
         asked = tuning.TUNING_SEEDS[:asked] if tunes else range(1, int(asked) + 1)
+    if isinstance(asked, str):
+        raise FedlibError(
+            f"Seeds are a number of them or a list; got the text '{asked}'. papermill takes a list "
+            "as -y 'seeds: [1, 2]'."
+        )
     numbers = tuple(map(int, checked_seeds(asked)))
     if len(set(numbers)) < len(numbers):
         raise FedlibError(f"Seeds must be different; got {list(numbers)}.")
