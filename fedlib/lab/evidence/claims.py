@@ -107,8 +107,8 @@ def _read(path: Path) -> list[Claim]:
         if claim.get("expected", OPEN) not in FINDINGS:
             raise unknown(f"finding in {place}:", claim["expected"], FINDINGS)
         for name in _theirs(claim, place):
-            if name != scale.RECIPE and name not in cards.all_cards():
-                raise unknown(f"data set in {place}:", name, [scale.RECIPE, *cards.all_cards()])
+            if name not in (known := [*scale.MARKS, *cards.all_cards()]):
+                raise unknown(f"data set in {place}:", name, known)
         for check in claim.get("check", []):
             _sound(claim, check, place)
     return claims
@@ -596,8 +596,8 @@ def is_own(row: dict[str, Any]) -> bool:
 
 
 def is_own_scale(row: dict[str, Any]) -> bool:
-    """Say whether a judged claim was measured, and at the paper's own scale."""
-    return bool(row["data"]) and not row["scale"]
+    """Say whether something counted was measured, and at the paper's own scale."""
+    return bool(row["data"]) and not row["scale"] and row.get("finding") != outcomes.SHOWN
 
 
 def is_own_data(row: dict[str, Any]) -> bool:

@@ -294,8 +294,8 @@ def minus(text: str) -> str:
 
 
 def wrapped(text: str) -> str:
-    """Return prose in short lines: JupyterLab breaks long ones in the middle of a word."""
-    return textwrap.fill(text, 88, break_long_words=False, break_on_hyphens=False)
+    """Return prose, paragraphs joined, in short lines: JupyterLab breaks long ones in a word."""
+    return textwrap.fill(" ".join(text.split()), 88, break_long_words=False, break_on_hyphens=False)
 
 
 def _fields(

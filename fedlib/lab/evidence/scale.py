@@ -45,13 +45,16 @@ THEIR_BYTES = "the paper's own bytes"
 COPY = "the paper's set, another copy"
 GENERATED = "generated as the paper says"
 NONE = "none needed"
+ASSUMED = "a set that we assume, as the paper names none"
 ANOTHER = "another set"
 SUBSTITUTE = "a substitute"
-DATA = (THEIR_BYTES, COPY, GENERATED, NONE, ANOTHER, SUBSTITUTE)
+DATA = (THEIR_BYTES, COPY, GENERATED, NONE, ASSUMED, ANOTHER, SUBSTITUTE)
 """From the paper's own to the furthest from it."""
 
 THEIRS = (THEIR_BYTES, COPY, GENERATED, NONE)
 RECIPE = "generated"  # in a claim's data: the paper says how its data are drawn
+UNNAMED = "unnamed"  # beside a set: the paper does not say that this experiment is on it
+MARKS = (RECIPE, UNNAMED)
 
 
 def differences_in_scale(record: Record, ours: bool = False) -> list[str]:
@@ -118,8 +121,9 @@ def data(record: Record, theirs: Iterable[str]) -> str:
     Parameters
     ----------
     theirs
-        The claim's ``data``: the sets of the paper's own experiment, ``"generated"`` where the
-        paper says how its data are drawn; empty where it has none, so that any will do.
+        The claim's ``data``: the sets of the paper's own experiment, with ``"unnamed"`` where we
+        assume one, ``"generated"`` where the paper says how its data are drawn; empty where it has
+        none, so that any will do.
     """
     m, theirs = record.manifest, set(theirs)
     name = m["settings"].get("dataset")
@@ -127,6 +131,8 @@ def data(record: Record, theirs: Iterable[str]) -> str:
         return GENERATED if RECIPE in theirs else NONE
     card = cards.card(name)
     if name in theirs:
+        if UNNAMED in theirs:
+            return ASSUMED
         return THEIR_BYTES if m["fidelity"] == "canonical" else COPY
     base = card.generator["base"] if card.generator.get("kind") == "part" else ""
     if base in theirs and card.train < cards.card(base).train:  # not who only has its columns

@@ -96,7 +96,7 @@ def wanted(row: Mapping[str, Any]) -> Iterator[str]:
     paper, claim = row["paper"], _claim(row)
     done = not row["scale"] and row["data"] in scale.THEIRS
     ours = claim.get("ours") or paths.about(paths.paper_folder(paper)).get("ours")
-    if done or ours or not row["data"]:
+    if done or ours or not row["data"] or row["kind"] == "arithmetic":
         return
     seen: set[str] = set()
     for name in sorted(ages.experiments_of(claim)):
