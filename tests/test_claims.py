@@ -499,9 +499,9 @@ def test_a_part_of_a_set_is_a_copy_of_it():
     made = record(pd.DataFrame(), settings={"dataset": "news20-like"}, fidelity="canonical")
     assert scale.data(made, ["news20"]) == scale.SUBSTITUTE, "other posts, of the same shape"
     assert scale.data(held, ["uci-credit"]) == scale.ANOTHER
-    for here, where in ((True, scale.ASSUMED), (False, scale.ANOTHER)):
-        named = "givemesomecredit-partial" if here else "uci-credit"
-        assert scale.data(held, [named, "unnamed"]) == where
+    for named in ("givemesomecredit-partial", "givemesomecredit"):  # the whole, and a part of it
+        assert scale.data(held, [named, "unnamed"]) == scale.ASSUMED
+    assert scale.data(held, ["uci-credit", "unnamed"]) == scale.ANOTHER
 
 
 def test_scale_and_data_in_a_sentence():

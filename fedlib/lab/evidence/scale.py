@@ -130,12 +130,13 @@ def data(record: Record, theirs: Iterable[str]) -> str:
     if name is None or not theirs:
         return GENERATED if RECIPE in theirs else NONE
     card = cards.card(name)
-    if name in theirs:
-        if UNNAMED in theirs:
-            return ASSUMED
-        return THEIR_BYTES if m["fidelity"] == "canonical" else COPY
     base = card.generator["base"] if card.generator.get("kind") == "part" else ""
-    if base in theirs and card.train < cards.card(base).train:  # not who only has its columns
+    part = base in theirs and card.train < cards.card(base).train  # not who only has its columns
+    if (name in theirs or part) and UNNAMED in theirs:
+        return ASSUMED
+    if name in theirs and m["fidelity"] == "canonical":
+        return THEIR_BYTES
+    if name in theirs or part:
         return COPY
     return SUBSTITUTE if theirs & {*card.stands_in_for} else ANOTHER
 
