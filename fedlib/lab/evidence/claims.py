@@ -367,7 +367,8 @@ def _why(got: Measured, level: float, asked: Question, outcome: str) -> str:
         return "above" if low > asked.bounds[1] else "below"
     if outcome in (outcomes.HOLDS, outcomes.SMALLER) and asked.kind == "better":
         ends = sorted((asked.sign * low, asked.sign * high))
-        return "about s" * outcomes.is_near(*ends, asked.sign * got.estimate, asked.s)
+        near = outcomes.is_near(*ends, asked.sign * got.estimate, asked.s)
+        return "about as much as asked" * near
     return ""
 
 
