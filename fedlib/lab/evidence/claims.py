@@ -119,8 +119,8 @@ def _theirs(claim: Claim, place: str) -> list[str]:
     if "data" not in claim and claim["kind"] == "measured":
         raise FedlibError(
             f"{place}: the paper's own data set is not named. Add data = ['NAME'], with a card's "
-            f"name, or '{scale.RECIPE}' where the paper says how its data are drawn; data = [] "
-            "where it takes none."
+            f"name, or '{scale.RECIPE}' where the paper says how its data are drawn; beside a name "
+            f"'{scale.UNNAMED}', where we assume it; data = [] where it takes none."
         )
     return claim.get("data", [])
 
