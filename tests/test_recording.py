@@ -244,6 +244,14 @@ def test_a_task_keeps_so_many_recordings_and_no_more(monkeypatch):
     assert [isinstance(v, Recording) for v in kept.values()] == [True, False]
 
 
+def test_work_seen_once_takes_no_recording_s_place(monkeypatch):
+    monkeypatch.setattr(recording, "MOST_RECORDINGS", 1)
+    kept = {}
+    for width in (1, 2, 3, 4, 4, 4):
+        replayed(kept, "a", torch.neg, [torch.ones(width)])
+    assert [isinstance(v, Recording) for v in kept.values()] == [False, False, False, True]
+
+
 def test_nothing_is_collected_while_recording_and_again_after():
     with recording.no_collection():
         assert not gc.isenabled()

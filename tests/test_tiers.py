@@ -413,6 +413,13 @@ def test_silos_that_share_a_model_begin_apart():
     assert not torch.equal(one, other) and not torch.equal(one[0], one[1])
 
 
+@pytest.mark.parametrize("limit", [0, 2.5, "3"])
+def test_a_limit_is_a_whole_number(limit):
+    task = network(2)
+    with pytest.raises(FedlibError, match=f"limit is a whole number of at least 1; got {limit!r}"):
+        task.evaluate(task.init((0,)), "train", limit)
+
+
 @pytest.mark.parametrize("limit", [None, 5, 100])
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_an_evaluation_reads_the_split_evenly(split, limit):

@@ -105,7 +105,7 @@ def replayed(kept: dict[Hashable, Any], key: Hashable, work: Work, inputs: Seque
         return entry(*inputs)
     if entry < PLAIN_CALLS:
         kept[key] += 1
-    elif len(kept) <= MOST_RECORDINGS and not BROKEN:
+    elif sum(isinstance(v, Recording) for v in kept.values()) < MOST_RECORDINGS and not BROKEN:
         try:
             kept[key] = Recording(work, inputs)
             return kept[key](*inputs)

@@ -220,7 +220,7 @@ class Periodic(_Windows):
     """Periodic availability, ideal: permutations of the available group, aligned to windows.
 
     When ``window`` is a multiple of the group size over ``S``, each available client takes
-    part equally often in a window, and δ over any whole cycle is zero.
+    part equally often in a window, and δ over a whole cycle that begins with a window is zero.
     """
 
     def draw(self, seed: int, t: int) -> Draw:

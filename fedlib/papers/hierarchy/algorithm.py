@@ -95,7 +95,8 @@ class Drawn(Generic[Array]):
     counts
         Local iterations of each group, ``[R, G]``.
     noted
-        What else is told of it, ``[R, G]``: how long it waited for the slowest.
+        What else is told of it, ``[R, G]``: how long it waited for the slowest, or without
+        waiting the staleness of its model.
     clock, cursor
         As in :class:`State`, after the round.
     """

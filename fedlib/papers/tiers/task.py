@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlib.engine.checks import check_device, check_flag, check_rows
+from fedlib.engine.checks import check_device, check_flag, check_rows, check_whole_number
 from fedlib.engine.cores import each
 from fedlib.engine.data import as_targets, check_alike
 from fedlib.engine.data import features as as_features
@@ -275,8 +275,7 @@ class TieredTask:
         features, y = (self.x, self.y) if split == "train" else (self.test_x, self.test_y)
         if features is None or y is None:
             raise FedlibError("This task has no test split. Evaluate on 'train'.")
-        if limit is not None and limit < 1:
-            raise FedlibError(f"limit is a whole number of at least 1; got {limit!r}.")
+        check_whole_number("limit", 1 if limit is None else limit)
         keep = torch.linspace(0, len(y) - 1, min(limit or len(y), len(y))).long()
         keep = keep.to(y.device)
         measure = lambda part: self.predict(theta, [x[part] for x in features])  # noqa: E731
