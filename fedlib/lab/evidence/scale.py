@@ -31,7 +31,6 @@ SETTING_WORDS = {
     "rows": "training rows",
     "owners": "owners to draw from",
     "clients_grid": "clients compared",
-    "steps": "steps",
     "samples": "samples a client",
     "augment": "images augmented",
     "warmup_rounds": "rounds of warm-up",
