@@ -244,7 +244,7 @@ def test_splits_are_alike(held, told):
 
 @pytest.mark.parametrize("l2", [-1, math.nan, math.inf, "0.1", None])
 def test_weight_decay_is_a_number(l2):
-    with pytest.raises(FedlibError, match="l2 must be at least 0, a finite number"):
+    with pytest.raises(FedlibError, match="l2 is a finite number of at least 0"):
         Task(models.mlp(4, 2), FederatedDataset.build(X, Y, PARTS), l2=l2)
     with pytest.raises(FedlibError, match="takes federated data; got tuple"):
         Task(models.mlp(4, 2), (X, Y))
@@ -427,7 +427,7 @@ def test_options_of_rules_and_estimates():
         with pytest.raises(FedlibError, match="beta is a number"):
             steps.momentum(beta)
     for mu in (-1, math.nan, math.inf, "a"):
-        with pytest.raises(FedlibError, match="mu is a number"):
+        with pytest.raises(FedlibError, match="mu is a finite number"):
             steps.proximal(mu)
     with pytest.raises(FedlibError, match=r"asks for 'anchor'. It has the extras \[\]"):
         local_sgd(task, row, [batch], 0.1, step=steps.proximal(0.1))

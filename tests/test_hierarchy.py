@@ -358,11 +358,11 @@ class Endless:
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
-        (dict(sync=-1.0), "sync is a time of at least 0"),
-        (dict(sync=math.nan), "sync is a time of at least 0"),
+        (dict(sync=-1.0), "sync is a finite number of at least 0"),
+        (dict(sync=math.nan), "sync is a finite number of at least 0"),
         (dict(time=0.0), "time is the system time, positive"),
         (dict(time=math.inf), "time is the system time, positive"),
-        (dict(grow=-1.0), "grow is a time of at least 0"),
+        (dict(grow=-1.0), "grow is a finite number of at least 0"),
         (dict(local=Endless()), "mean inf"),
         (dict(server=Endless()), "mean inf"),
         (dict(server=3.0), "server is a delay law"),

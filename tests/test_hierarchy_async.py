@@ -104,7 +104,7 @@ def test_exchanges_are_drawn_for_each_group_apart():
 def test_the_clock_must_move_and_the_decay_be_a_number():
     with pytest.raises(FedlibError, match="would never move"):
         arrivals(0, 0.0, 9.0, [Deterministic(0.0)], Deterministic(0.0))
-    with pytest.raises(FedlibError, match="decay is a number of at least 0"):
+    with pytest.raises(FedlibError, match="decay is a finite number of at least 0"):
         AsyncHierarchicalSGD((3, 3), 0.1, 1.0, 9.0, ONE, SERVER, decay=-1)
 
 

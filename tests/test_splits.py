@@ -85,7 +85,7 @@ def test_what_splits_by_seed_refuse():
         data.with_splits({3: np.split(np.arange(60), 5)})
     with pytest.raises(FedlibError, match="need 6 clients"):
         data.with_splits({})
-    with pytest.raises(FedlibError, match="belongs to two clients"):
+    with pytest.raises(FedlibError, match="Row 0 is given twice"):
         data.with_splits({3: [np.arange(10)] * 6})
     tests = FederatedDataset.build(
         X, Y, SPLITS[3], X[:6], Y[:6], test_parts=np.split(np.arange(6), 6)

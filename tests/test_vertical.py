@@ -428,7 +428,7 @@ def spoilt(row, column):
         (dict(x=X.astype(str)), "x is an array of numbers"),
         (dict(loss="logit"), "Did you mean 'logistic'"),
         (dict(regulariser="l1"), "Valid: l2, nonconvex, none"),
-        (dict(lam=-1.0), "lam is a number of at least 0"),
+        (dict(lam=-1.0), "lam is a finite number of at least 0"),
     ],
 )
 def test_a_problem_that_is_none_says_why(change, says):

@@ -33,8 +33,8 @@ def check_between(name: str, value: Any, low: float, high: float = float("inf"))
     """Refuse what is no finite number from ``low`` to ``high``."""
     real = isinstance(value, Real) and not isinstance(value, bool)
     if not real or not low <= value <= high or value == float("inf"):
-        most = "" if high == float("inf") else f" and at most {high:g}"
-        raise FedlibError(f"{name} is a number of at least {low:g}{most}; got {value!r}.")
+        kind, most = ("finite ", "") if high == float("inf") else ("", f" and at most {high:g}")
+        raise FedlibError(f"{name} is a {kind}number of at least {low:g}{most}; got {value!r}.")
 
 
 def check_each(name: str, value: Any, most: float = float("inf")) -> None:

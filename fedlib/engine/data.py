@@ -439,7 +439,10 @@ def _one_owner_each(parts: Sequence[np.ndarray], rows: int) -> list[np.ndarray]:
         raise FedlibError(f"Clients {empty[:5]} have no samples. Use fewer clients.")
     used = np.concatenate(parts)
     if len(np.unique(used)) != len(used):
-        raise FedlibError("A sample belongs to two clients. Each row may be given once.")
+        raise FedlibError(
+            f"Row {np.sort(used)[1:][np.diff(np.sort(used)) == 0][0]} is given twice. A sample "
+            "belongs to one client."
+        )
     return parts
 
 

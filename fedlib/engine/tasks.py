@@ -5,13 +5,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from numbers import Real
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedlib.engine.checks import check_rows, check_whole_number, checked_seeds
+from fedlib.engine.checks import check_between, check_rows, check_whole_number, checked_seeds
 from fedlib.engine.cores import each
 from fedlib.engine.data import Batch, FederatedDataset
 from fedlib.engine.losses import LOSSES, check_targets, tally, values
@@ -234,8 +233,7 @@ def check_task(task: Task) -> None:
         raise FedlibError(
             f"Task takes a fedlib Model; got {type(task.model).__name__}. Wrap it: Model(module)."
         )
-    if not isinstance(task.l2, Real) or not 0 <= task.l2 < float("inf"):
-        raise FedlibError(f"l2 must be at least 0, a finite number; got {task.l2!r}.")
+    check_between("l2", task.l2, 0)
     data = task.data
     if not isinstance(data, FederatedDataset):
         raise FedlibError(
@@ -243,7 +241,7 @@ def check_task(task: Task) -> None:
         )
     outputs = task.model.outputs(data.x)
     check_targets(task.loss_name, data.y, outputs)
-    if data.test_x is not None:
+    if data.test_x is not None and data.test_y is not None:
         check_targets(task.loss_name, data.test_y, task.model.outputs(data.test_x), "test")
 
 

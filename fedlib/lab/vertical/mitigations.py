@@ -420,8 +420,9 @@ def measure(
         λ of ``‖w‖²/2``.
     """
     x, y = np.asarray(train[0], dtype=float), np.asarray(train[1], dtype=float)
-    if not np.isin(y, (-1.0, 1.0)).all() or len(blocks) < 2:
-        raise FedlibError("Labels are -1 or +1, and there are two parties or more.")
+    if wrong := [label for label in y if label not in (-1.0, 1.0)]:
+        raise FedlibError(f"Labels are -1 or +1; got {wrong[0]:g}.")
+    check_whole_number("The number of parties", len(blocks), 2)
     check_positive("lr", lr)
     check_whole_number("passes", passes)
     labels, spread = y, 0.0

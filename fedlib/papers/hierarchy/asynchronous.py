@@ -16,12 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from numbers import Real
 from typing import Any, ClassVar
 
 import numpy as np
 from torch import Tensor
 
+from fedlib.engine.checks import check_between
 from fedlib.engine.draws import draw_one
 from fedlib.engine.mixing import average
 from fedlib.engine.tasks import Task
@@ -136,8 +136,7 @@ class AsyncHierarchicalSGD(HierarchicalSGD):
                 "merge='nova' goes as many steps as all groups made in a round; groups that do not "
                 "wait have no round in common. Use 'normalised' or 'plain'."
             )
-        if not isinstance(self.decay, Real) or not 0 <= self.decay < float("inf"):
-            raise FedlibError(f"decay is a number of at least 0, and finite; got {self.decay!r}.")
+        check_between("decay", self.decay, 0)
 
     def init(self, task: Task, seeds: Sequence[int], x: Tensor | None = None) -> State:
         """Return the state at time 0: all groups begin from ``x[R, P]``."""

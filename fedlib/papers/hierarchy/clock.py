@@ -15,6 +15,7 @@ from numbers import Real
 
 import numpy as np
 
+from fedlib.engine.checks import check_between
 from fedlib.errors import FedlibError
 from fedlib.population.delays import Law, check_law
 
@@ -149,8 +150,7 @@ def check_clock(
 ) -> None:
     """Refuse times that are none, no groups, and laws under which the clock never moves."""
     for name, value in (("sync", sync), ("grow", grow)):
-        if not isinstance(value, Real) or not 0 <= value < math.inf:
-            raise FedlibError(f"{name} is a time of at least 0, and finite; got {value!r}.")
+        check_between(name, value, 0)
     if not isinstance(time, Real) or not 0 < time < math.inf:
         raise FedlibError(f"time is the system time, positive and finite; got {time!r}.")
     if not isinstance(groups, Sequence) or not len(groups):

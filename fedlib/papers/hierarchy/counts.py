@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from fedlib.engine.checks import check_between
 from fedlib.errors import FedlibError
 from fedlib.papers.bound import as_array
 from fedlib.population.delays import Deterministic, Law, ShiftedExponential
@@ -64,8 +65,7 @@ def checked_sizes(sizes: Sequence[int]) -> np.ndarray:
 
 
 def _check_sync(sync: float) -> float:
-    if not (math.isfinite(sync) and sync >= 0):
-        raise FedlibError(f"The sync time is finite and at least 0; got {sync!r}.")
+    check_between("The sync time", sync, 0)
     return float(sync)
 
 

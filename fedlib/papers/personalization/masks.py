@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedlib.engine.checks import check_between
 from fedlib.engine.data import Batch
 from fedlib.engine.draws import Array
 from fedlib.engine.local import local_sgd
@@ -235,8 +236,7 @@ def with_complexity(z: Tensor, n: Tensor, m: Tensor, scale: float) -> Tensor:
     m
         ``[R, N, P]``.
     """
-    if not 0 <= scale < float("inf"):
-        raise FedlibError(f"scale is at least 0 and finite; got {scale!r}.")
+    check_between("scale", scale, 0)
     if m.dim() != 3 or z.shape[-1] != m.shape[1] or n.shape[-1:] != m.shape[1:2]:
         raise FedlibError(
             f"z is {[*z.shape]}, n {[*n.shape]}, m {[*m.shape]}. Expected [R, N, N], [N] or "

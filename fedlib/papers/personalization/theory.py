@@ -579,6 +579,9 @@ def _visits(c: Constants, alpha: Any, lr: float) -> np.ndarray:
     """Return the weights, having refused those that are none and visits that are too fast."""
     alpha = as_array(alpha)
     if alpha.shape != (c.N,) or (alpha < 0).any() or abs(alpha.sum() - 1) > 1e-9:
-        raise FedlibError(f"alpha holds one weight for each of {c.N} clients, with the sum one.")
+        raise FedlibError(
+            f"alpha holds one weight for each of {c.N} clients, with the sum one; got "
+            f"{alpha.tolist()}."
+        )
     _small(lr * c.N * float(alpha.max()), (1 - 1e-12) / c.L, "1/L")
     return alpha

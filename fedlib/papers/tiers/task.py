@@ -101,7 +101,10 @@ class TieredTask:
         }
         self.K = [len(silo) for silo in next(iter(self.splits.values()))]
         if any([len(silo) for silo in silos] != self.K for silos in self.splits.values()):
-            raise FedlibError("Every seed's split needs as many clients in each silo.")
+            raise FedlibError(
+                "Every seed's split has as many clients in each silo; got, by seed, "
+                f"{ {seed: [len(silo) for silo in silos] for seed, silos in self.splits.items()} }."
+            )
         stops = np.cumsum([model.size for model in self.models])
         self.columns = [slice(int(b - m.size), int(b)) for b, m in zip(stops, models, strict=True)]
         self.size = int(stops[-1])

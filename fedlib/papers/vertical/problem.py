@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any
 
 import numpy as np
 from scipy import sparse
 
+from fedlib.engine.checks import check_between
 from fedlib.engine.rng import stream
 from fedlib.errors import FedlibError, unknown
 
@@ -69,8 +69,7 @@ class Problem:
             raise unknown("loss", self.loss, LOSSES)
         if self.regulariser not in REGULARISERS:
             raise unknown("regulariser", self.regulariser, REGULARISERS)
-        if not isinstance(self.lam, Real) or not 0 <= self.lam < float("inf"):
-            raise FedlibError(f"lam is a number of at least 0, and finite; got {self.lam!r}.")
+        check_between("lam", self.lam, 0)
         x = checked_features(self.x)
         object.__setattr__(self, "x", x)
         object.__setattr__(self, "y", checked_labels(self.y, x.shape[0], self.loss))

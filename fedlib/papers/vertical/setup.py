@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any
 
 import numpy as np
 from scipy import sparse
 
-from fedlib.engine.checks import check_flag, check_whole_number
+from fedlib.engine.checks import check_between, check_flag, check_whole_number
 from fedlib.engine.rng import stream
 from fedlib.errors import FedlibError, unknown
 from fedlib.papers.vertical.problem import Problem
@@ -233,15 +231,17 @@ def _active(active: Any, q: int) -> tuple[int, ...]:
 
 def at_least(name: str, value: Any, least: float) -> float:
     """Return a finite number, having refused what is none or too small."""
-    if not isinstance(value, Real) or isinstance(value, bool) or not least <= value < math.inf:  # type: ignore[operator]
-        raise FedlibError(f"{name} is a finite number of at least {least:g}; got {value!r}.")
+    check_between(name, value, least)
     return float(value)
 
 
 def total_steps(n: int, epochs: float | None, steps: int | None) -> int:
     """Return the dominated steps to take."""
     if (epochs is None) == (steps is None):
-        raise FedlibError("Give either epochs or steps: how many dominated steps to take.")
+        raise FedlibError(
+            "Give either epochs or steps: how many dominated steps to take; got "
+            f"epochs={epochs!r} and steps={steps!r}."
+        )
     if steps is None:
         return round(at_least("epochs", epochs, 0) * n)
     check_whole_number("steps", steps, 0)
