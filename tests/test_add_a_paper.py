@@ -14,6 +14,8 @@ import pytest
 
 from fedlib.lab.evidence import findings
 
+pytestmark = [pytest.mark.slow, pytest.mark.long]
+
 PAGE = (build.ROOT / "book" / "guides" / "add_a_paper.md").read_text("utf-8")
 FILES = re.findall(r"^`(\S+)`\n\n(`{3,})\w+\n(.*?)^\2$", PAGE, re.M | re.S)
 COMMANDS = re.findall(r"^```bash\n(.*?)^```$", PAGE, re.M | re.S)

@@ -435,6 +435,7 @@ def test_a_bad_job_takes_no_other_with_it(march, here, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_killed_worker_loses_its_own_jobs_and_no_other(march, tmp_path):
     page = {"set": FAR, "grid": {"mood": ["fine", "killed", "good", "well"]}}
     table = batch.run(page, tmp_path / "out", workers=2, progress=False)
@@ -443,6 +444,7 @@ def test_a_killed_worker_loses_its_own_jobs_and_no_other(march, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_full_disk_ends_with_a_sentence(march, tmp_path):
     write(tmp_path, MARCH)
     shell = f'ulimit -f 1; exec "$@" --out {tmp_path / "out"}'
@@ -454,6 +456,7 @@ def test_a_full_disk_ends_with_a_sentence(march, tmp_path):
     assert "Traceback" not in done.stderr and not list(tmp_path.rglob("*.part"))
 
 
+@pytest.mark.long
 def test_a_script_needs_no_guard(march, tmp_path):
     script = f"""
 from fedlib.lab import batch
@@ -583,6 +586,7 @@ def until(there: Callable[[], bool], seconds: float = 600) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_interrupted_and_taken_up_again(march, here, tmp_path, how):
     write(tmp_path, MARCH)
@@ -618,6 +622,7 @@ def command_lines(group: int) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_interrupted_while_workers_begin_it_says_one_line(march, tmp_path):
     write(tmp_path, MARCH.replace("pause = 0.1", "pause = 60"))
     running = start(tmp_path, "--workers", "2")
@@ -631,6 +636,7 @@ def test_interrupted_while_workers_begin_it_says_one_line(march, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_workers_end_with_the_batch_that_is_killed(march, tmp_path, how):
     write(tmp_path, MARCH.replace("pause = 0.1", "pause = 600"))
@@ -810,6 +816,7 @@ def notebook(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_notebooks_are_jobs_too(notebook):
     write(notebook, 'notebook = "a.ipynb"\n[grid]\nlr = [0.25, 3.0]\n')
     table = batch.run(notebook / "grid.toml", notebook / "out", progress=False)

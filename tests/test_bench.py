@@ -198,6 +198,7 @@ def test_shipped_measurements_are_whole():
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_whole_rounds_are_the_same_in_a_plain_loop_and_in_fedlib():
     path = Path(__file__).parents[1] / "book" / "peers" / "ours.py"
     spec = importlib.util.spec_from_file_location("ours", path)

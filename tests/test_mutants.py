@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import mutants
+import pytest
 
 MODULE = """
 def larger(a: int | None, b: int) -> int | None:
@@ -26,6 +27,7 @@ def test_twice():
 """
 
 
+@pytest.mark.long
 def test_the_mistake_that_no_test_notices_is_told(tmp_path):
     files = {"package/__init__.py": "", "package/module.py": MODULE, "tests/test_it.py": TEST}
     for name, text in files.items():

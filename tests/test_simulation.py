@@ -151,6 +151,7 @@ def test_killed_and_resumed_equals_uninterrupted(name, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_killed_experiment_leaves_the_same_bytes(tmp_path):
     log = process("experiment", tmp_path, "save:17")  # 2 in the warm-up, 12 in the first run
     assert log[0] == "warm-up" and log[11] == "amplified" and log[-1] == "25"

@@ -33,6 +33,7 @@ def two_threads():
     torch.set_num_threads(1)
 
 
+@pytest.mark.long
 def test_experiments_give_the_same_bytes_with_one_thread_and_two(tmp_path):
     rows = []
     for threads in ("1", "2"):
