@@ -400,6 +400,7 @@ def test_precision_is_kept_with_what_was_measured(monkeypatch):
     assert "tf32" not in experiments.provenance("cpu")
 
 
+@pytest.mark.long
 def test_rounds_of_all_seeds_count():
     row = bench.whole_rounds("cpu", 2, 0.3, 4000)
     assert row["seeds"] == 2 and row["rounds"] >= 1 and row["seconds"] >= 0.15

@@ -322,7 +322,7 @@ def test_augmentation_is_one_crop_and_flip_a_batch():
 
 def test_errors_say_what_came_and_what_was_expected():
     x, y = np.zeros((4, 2)), np.zeros(4, dtype=int)
-    with pytest.raises(FedlibError, match="two clients"):
+    with pytest.raises(FedlibError, match="given twice"):
         FederatedDataset.build(x, y, [np.array([0, 1]), np.array([1, 2])])
     with pytest.raises(FedlibError, match="no samples"):
         FederatedDataset.build(x, y, [np.array([0]), np.array([], dtype=int)])

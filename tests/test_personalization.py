@@ -169,6 +169,7 @@ def test_12_quadratics_by_hand():
         assert_allclose(state.v[0, i], v, rtol=1e-12)
 
 
+@pytest.mark.long
 def test_repeated_epochs_with_small_steps_reach_the_personal_minimiser():
     centres = np.random.default_rng(5).normal(size=(N, 3))
     task, A = points(centres), random_weights(np.random.default_rng(6))

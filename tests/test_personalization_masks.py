@@ -294,7 +294,7 @@ ONES = torch.ones(1, 3, 3)
         (lambda: partial_estimate(task_of(), ONES[0, :1], ONES > 0, ()), r"Expected masks \[1, 3,"),
         (lambda: with_complexity(ONES, torch.ones(2), ONES, 1.0), r"n \[2\]"),
         (lambda: with_complexity(ONES, torch.zeros(3), ONES, 1.0), "has a sample or more"),
-        (lambda: with_complexity(ONES, torch.ones(3), ONES, -1.0), "scale is at least 0"),
+        (lambda: with_complexity(ONES, torch.ones(3), ONES, -1.0), "scale is a finite number"),
         (lambda: PartialFedAvg(0.1, share=(0.5,), kind="roling"), "Did you mean 'rolling'"),
         (lambda: PartialFedAvg(0.1, share=(0.5,)).init(task_of(4), (0,)), "1 shares for 3 clients"),
         (lambda: widths(models.small_cnn((2, 8, 9), 3)), "out of dense layers"),

@@ -161,5 +161,5 @@ def test_five_likeliest_of_more_than_ten():
 
 def test_l2_is_not_negative():
     for l2 in (-0.1, float("nan")):
-        with pytest.raises(FedlibError, match="l2 must be at least 0"):
+        with pytest.raises(FedlibError, match="l2 is a finite number of at least 0"):
             Task(models.softmax(4, 3), data_of(CLASSES), l2=l2)

@@ -507,6 +507,7 @@ def test_give_me_some_credit_partial_has_the_counts_of_its_card():
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @needs("news20")
 def test_news20_like_has_the_counts_of_its_card():
     found = load_columns("news20-like")
