@@ -156,7 +156,8 @@ def test_a_record_with_other_seeds_or_settings_is_not_overwritten(tmp_path):
     page.write_text(json.dumps(held))
     assert "with other settings (batch_size)." in call(*run, "--seeds", 3, code=2).stderr
     page.write_text("{")
-    call(*run, "--seeds", 3)
+    assert "is damaged, so which seeds are there" in call(*run, "--seeds", 3, code=2).stderr
+    call(*run, "--seeds", 3, "--replace")
 
 
 def test_the_list_says_what_stored_records_took():
@@ -410,6 +411,11 @@ def test_interruption_ends_quietly(monkeypatch, met):
     done = call("run", PAPER, "fig1", code=130)
     assert done.stderr.splitlines()[-1] == "Interrupted. Run the same command again to go on."
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_what_keeps_nothing_does_not_promise_to_go_on(monkeypatch):
+    monkeypatch.setattr(claims, "judge", lambda *_: signal.raise_signal(signal.SIGINT))
+    assert call("claims", PAPER, code=130).stderr.splitlines()[-1] == "Interrupted."
 
 
 # --- as a process ---------------------------------------------------------------------------------

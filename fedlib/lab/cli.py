@@ -48,7 +48,9 @@ class _ForPeople(typer.core.TyperGroup):
             typer.echo(f"fedlib: A packed file is damaged ({error}). {told}.", err=True)
             raise typer.Exit(2) from error
         except KeyboardInterrupt:
-            typer.echo("Interrupted. Run the same command again to go on.", err=True)
+            again = " Run the same command again to go on."
+            keeps = ctx.invoked_subcommand not in ("bench", "claims", "list", "stale")
+            typer.echo(f"Interrupted.{again * keeps}", err=True)
             raise typer.Exit(130) from None
 
 
@@ -254,9 +256,9 @@ def claims(
     from fedlib.lab.evidence import claims as judge
 
     papers = [paper] if paper else paths.papers("claims.toml")
-    rows = [row for name in papers for row in judge.judge(name, out)]
+    rows = (row for name in papers for row in judge.judge(name, out))  # a paper takes seconds
     if as_json:
-        _print(rows, True)
+        _print(list(rows), True)
         return
     for row in rows:
         found = judge.finding_in_words(row).upper()
@@ -284,7 +286,8 @@ def claims(
 def records_(
     go_on: Annotated[bool, typer.Option("--work", help="Make the next ones.")] = False,
     hours: Annotated[
-        float | None, typer.Option(min=0.001, help="With --work: time to spend. Default: 1.")
+        float | None,
+        typer.Option(min=0.001, max=8760, help="With --work: time to spend. Default: 1."),
     ] = None,
     cores: Annotated[
         int | None, typer.Option(min=1, help="With --work: how many to use. Default: 1.")

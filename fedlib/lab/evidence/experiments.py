@@ -208,8 +208,13 @@ def _check_place(page: Path, s: dict[str, Any], seeds: tuple[int, ...]) -> None:
         differs = [f"other settings ({', '.join(sorted(differs))})"] if differs else []
         if stored["seeds"] != list(seeds):
             differs.append(f"seeds {', '.join(map(str, stored['seeds']))}")
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
-        return  # there is none, or none that could be read
+    except OSError:
+        return  # there is none
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise FedlibError(
+            f"{page} is damaged, so which seeds are there already is not known. Choose another "
+            "folder with --out, or overwrite it with --replace."
+        ) from error
     if differs:
         raise FedlibError(
             f"{page} is there already, with {' and '.join(differs)}. Choose another folder with "
