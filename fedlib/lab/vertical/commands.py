@@ -22,7 +22,9 @@ def mpi(
     data: Annotated[str, typer.Option(help="A set of columns, such as uci-credit.")] = (
         "breast-cancer"
     ),
-    epochs: Annotated[int, typer.Option(help="Passes of steps; the full gradients of SVRG are passes more.")] = 5,
+    epochs: Annotated[
+        int, typer.Option(help="Passes of steps. Full gradients, as SVRG has, are passes more.")
+    ] = 5,
     lr: Annotated[float, typer.Option(help="Step size γ.")] = 0.01,
     lam: Annotated[float, typer.Option(help="λ, the weight of the regulariser.")] = 1e-4,
     loss: Annotated[
